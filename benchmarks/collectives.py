@@ -219,7 +219,7 @@ def scheduler_rendezvous() -> Case:
     each.
     """
     from shardtensor.spmd.collective_call import CollectiveCall
-    from shardtensor.spmd.scheduler import run
+    from shardtensor.spmd.scheduling.scheduler import run
 
     def add(contributions: Sequence[float]) -> list[float]:
         return [sum(contributions)] * DEVICES

@@ -35,7 +35,7 @@ from numpy import (
 )
 
 import shardtensor.interpreters.eager
-import shardtensor.interpreters.partial_sums  # noqa: F401 - reading an unreduced tensor adds its partial sums
+import shardtensor.interpreters.partial_sum_reads  # noqa: F401 - reading an unreduced tensor adds its partial sums
 from shardtensor.signatures import without_quotes as _without_quotes
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
@@ -50,7 +50,7 @@ from shardtensor.backend.registry import (
     set_num_devices as set_num_devices,
 )
 from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS, small_float as _small_float
-from shardtensor.communication.forgotten import remind as _remind
+from shardtensor.communication.between_processes.forgotten import remind as _remind
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -78,8 +78,8 @@ from shardtensor.errors import (
     ShardTensorError as ShardTensorError,
     TransferError as TransferError,
 )
-from shardtensor.functions.creation import *
-from shardtensor.functions.data_types import (
+from shardtensor.functions.standard.creation import *
+from shardtensor.functions.standard.data_types import (
     astype as astype,
     can_cast as can_cast,
     finfo as finfo,
@@ -87,11 +87,11 @@ from shardtensor.functions.data_types import (
     isdtype as isdtype,
     result_type as result_type,
 )
-from shardtensor.functions.elementwise import *
-from shardtensor.functions.indexing import take as take
-from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
-from shardtensor.functions.linear_algebra import *
-from shardtensor.functions.manipulation import (
+from shardtensor.functions.standard.elementwise import *
+from shardtensor.functions.standard.indexing import take as take
+from shardtensor.functions.standard.joining import concat as concat, stack as stack, unshard as unshard
+from shardtensor.functions.standard.linear_algebra import *
+from shardtensor.functions.standard.manipulation import (
     broadcast_to as broadcast_to,
     expand_dims as expand_dims,
     flip as flip,
@@ -104,15 +104,15 @@ from shardtensor.functions.manipulation import (
     transpose as transpose,
     unstack as unstack,
 )
-from shardtensor.functions.conversion import asarray as asarray
-from shardtensor.functions.placement import (
+from shardtensor.functions.placement.conversion import asarray as asarray
+from shardtensor.functions.placement.transfers import (
     device_get as device_get,
     device_put as device_put,
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
-from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
-from shardtensor.functions.statistical import *
+from shardtensor.functions.placement.shard_lists import shard as shard, to_batched_list as to_batched_list
+from shardtensor.functions.standard.statistical import *
 from shardtensor.hints import explain_imports as _explain_imports, missing as _missing
 from shardtensor.host.memory_pool import (
     CacheInfo as CacheInfo,
@@ -251,7 +251,7 @@ if _typing.TYPE_CHECKING:
         simulate as simulate,
     )
     from shardtensor.distributed import process_count as process_count, process_index as process_index
-    from shardtensor.functions.comparisons import (
+    from shardtensor.functions.numpy.comparisons import (
         allclose as allclose,
         array_equal as array_equal,
         array_equiv as array_equiv,
@@ -267,20 +267,20 @@ if _typing.TYPE_CHECKING:
         min_scalar_type as min_scalar_type,
         promote_types as promote_types,
     )
-    from shardtensor.functions.counts import bincount as bincount
-    from shardtensor.functions.differences import (
+    from shardtensor.functions.statistics.counts import bincount as bincount
+    from shardtensor.functions.numpy.differences import (
         gradient as gradient,
     )
-    from shardtensor.functions.einsum import (
+    from shardtensor.functions.numpy.einsum import (
         einsum as einsum,
     )
-    from shardtensor.functions.files import (
+    from shardtensor.functions.interchange.files import (
         load as load,
         save as save,
         savez as savez,
         savez_compressed as savez_compressed,
     )
-    from shardtensor.functions.grids import (
+    from shardtensor.functions.numpy.grids import (
         fromfunction as fromfunction,
         geomspace as geomspace,
         indices as indices,
@@ -290,14 +290,14 @@ if _typing.TYPE_CHECKING:
         mgrid as mgrid,
         ogrid as ogrid,
     )
-    from shardtensor.functions.histograms import (
+    from shardtensor.functions.statistics.histograms import (
         digitize as digitize,
         histogram as histogram,
         histogram2d as histogram2d,
         histogram_bin_edges as histogram_bin_edges,
         histogramdd as histogramdd,
     )
-    from shardtensor.functions.index_arrays import (
+    from shardtensor.functions.numpy.index_arrays import (
         diag_indices as diag_indices,
         diag_indices_from as diag_indices_from,
         ix_ as ix_,
@@ -309,20 +309,20 @@ if _typing.TYPE_CHECKING:
         triu_indices_from as triu_indices_from,
         unravel_index as unravel_index,
     )
-    from shardtensor.functions.inspection import (
+    from shardtensor.functions.standard.inspection import (
         __array_api_version__ as __array_api_version__,
         __array_namespace_info__ as __array_namespace_info__,
     )
-    from shardtensor.functions.interchange import from_dlpack as from_dlpack
-    from shardtensor.functions.joining import (
+    from shardtensor.functions.interchange.dlpack_import import from_dlpack as from_dlpack
+    from shardtensor.functions.standard.joining import (
         block as block,
     )
-    from shardtensor.functions.lines import (
+    from shardtensor.functions.numpy.lines import (
         apply_along_axis as apply_along_axis,
         packbits as packbits,
         unpackbits as unpackbits,
     )
-    from shardtensor.functions.mathematical import (
+    from shardtensor.functions.numpy.mathematical import (
         angle as angle,
         ediff1d as ediff1d,
         fix as fix,
@@ -335,7 +335,7 @@ if _typing.TYPE_CHECKING:
         trapezoid as trapezoid,
         unwrap as unwrap,
     )
-    from shardtensor.functions.nan_reductions import (
+    from shardtensor.functions.statistics.nan_reductions import (
         nanargmax as nanargmax,
         nanargmin as nanargmin,
         nancumprod as nancumprod,
@@ -348,13 +348,13 @@ if _typing.TYPE_CHECKING:
         nansum as nansum,
         nanvar as nanvar,
     )
-    from shardtensor.functions.names import checkpoint_name as checkpoint_name
-    from shardtensor.functions.number_parts import (
+    from shardtensor.functions.placement.names import checkpoint_name as checkpoint_name
+    from shardtensor.functions.numpy.number_parts import (
         divmod as divmod,
         frexp as frexp,
         modf as modf,
     )
-    from shardtensor.functions.order_statistics import (
+    from shardtensor.functions.statistics.order_statistics import (
         median as median,
         nanmedian as nanmedian,
         nanpercentile as nanpercentile,
@@ -362,7 +362,7 @@ if _typing.TYPE_CHECKING:
         percentile as percentile,
         quantile as quantile,
     )
-    from shardtensor.functions.polynomials import (
+    from shardtensor.functions.numpy.polynomials import (
         poly as poly,
         polyadd as polyadd,
         polyder as polyder,
@@ -375,7 +375,7 @@ if _typing.TYPE_CHECKING:
         roots as roots,
         vander as vander,
     )
-    from shardtensor.functions.products import (
+    from shardtensor.functions.numpy.products import (
         cross as cross,
         diagonal as diagonal,
         dot as dot,
@@ -384,7 +384,7 @@ if _typing.TYPE_CHECKING:
         outer as outer,
         trace as trace,
     )
-    from shardtensor.functions.rearrangement import (
+    from shardtensor.functions.numpy.rearrangement import (
         append as append,
         array_split as array_split,
         atleast_1d as atleast_1d,
@@ -407,7 +407,7 @@ if _typing.TYPE_CHECKING:
         vsplit as vsplit,
         vstack as vstack,
     )
-    from shardtensor.functions.repetition import (
+    from shardtensor.functions.standard.repetition import (
         broadcast_arrays as broadcast_arrays,
         broadcast_shapes as broadcast_shapes,
         pad as pad,
@@ -415,7 +415,7 @@ if _typing.TYPE_CHECKING:
         resize as resize,
         tile as tile,
     )
-    from shardtensor.functions.scans import (
+    from shardtensor.functions.standard.scans import (
         cumprod as cumprod,
         cumsum as cumsum,
         cumulative_prod as cumulative_prod,
@@ -423,7 +423,7 @@ if _typing.TYPE_CHECKING:
         diff as diff,
         logcumsumexp as logcumsumexp,
     )
-    from shardtensor.functions.searching import (
+    from shardtensor.functions.standard.searching import (
         argmax as argmax,
         argmin as argmin,
         argwhere as argwhere,
@@ -433,7 +433,7 @@ if _typing.TYPE_CHECKING:
         searchsorted as searchsorted,
         where as where,
     )
-    from shardtensor.functions.selection import (
+    from shardtensor.functions.numpy.selection import (
         apply_over_axes as apply_over_axes,
         choose as choose,
         compress as compress,
@@ -446,13 +446,13 @@ if _typing.TYPE_CHECKING:
         select as select,
         trim_zeros as trim_zeros,
     )
-    from shardtensor.functions.set_operations import (
+    from shardtensor.functions.numpy.set_operations import (
         intersect1d as intersect1d,
         setdiff1d as setdiff1d,
         setxor1d as setxor1d,
         union1d as union1d,
     )
-    from shardtensor.functions.sets import (
+    from shardtensor.functions.standard.sets import (
         isin as isin,
         unique as unique,
         unique_all as unique_all,
@@ -460,7 +460,7 @@ if _typing.TYPE_CHECKING:
         unique_inverse as unique_inverse,
         unique_values as unique_values,
     )
-    from shardtensor.functions.sorting import (
+    from shardtensor.functions.standard.sorting import (
         argpartition as argpartition,
         argsort as argsort,
         lexsort as lexsort,
@@ -468,16 +468,16 @@ if _typing.TYPE_CHECKING:
         sort as sort,
         topk as topk,
     )
-    from shardtensor.functions.statistics import (
+    from shardtensor.functions.statistics.averages import (
         average as average,
         corrcoef as corrcoef,
         cov as cov,
         ptp as ptp,
     )
-    from shardtensor.functions.take_along import (
+    from shardtensor.functions.standard.take_along import (
         take_along_axis as take_along_axis,
     )
-    from shardtensor.functions.triangles import (
+    from shardtensor.functions.numpy.triangles import (
         diag as diag,
         diagflat as diagflat,
         identity as identity,
@@ -485,7 +485,7 @@ if _typing.TYPE_CHECKING:
         tril as tril,
         triu as triu,
     )
-    from shardtensor.functions.ufuncs import (
+    from shardtensor.functions.numpy.ufuncs import (
         bitwise_count as bitwise_count,
         deg2rad as deg2rad,
         degrees as degrees,
@@ -508,20 +508,20 @@ if _typing.TYPE_CHECKING:
         vdot as vdot,
         vecmat as vecmat,
     )
-    from shardtensor.functions.windows import (
+    from shardtensor.functions.numpy.windows import (
         bartlett as bartlett,
         blackman as blackman,
         hamming as hamming,
         hanning as hanning,
         kaiser as kaiser,
     )
-    from shardtensor.interpreters.batching.api import vmap as vmap
+    from shardtensor.interpreters.batching.vmap import vmap as vmap
     from shardtensor.interpreters.batching.jacobians import (
         hessian as hessian,
         jacfwd as jacfwd,
         jacrev as jacrev,
     )
-    from shardtensor.interpreters.differentiation.api import (
+    from shardtensor.interpreters.differentiation.grad import (
         grad as grad,
         jvp as jvp,
         linearize as linearize,
@@ -534,7 +534,7 @@ if _typing.TYPE_CHECKING:
         custom_vjp as custom_vjp,
     )
     from shardtensor.interpreters.differentiation.remat import remat as remat
-    from shardtensor.interpreters.jit.api import (
+    from shardtensor.interpreters.jit.jit import (
         disable_jit as disable_jit,
         jit as jit,
     )
@@ -567,10 +567,10 @@ if _typing.TYPE_CHECKING:
         psum_scatter as psum_scatter,
         pswapaxes as pswapaxes,
     )
-    from shardtensor.spmd.pmap import pmap as pmap
-    from shardtensor.spmd.shard_map import shard_map as shard_map
-    from shardtensor.spmd.smap import smap as smap
-    from shardtensor.spmd.stencils import (
+    from shardtensor.spmd.maps.pmap import pmap as pmap
+    from shardtensor.spmd.maps.shard_map import shard_map as shard_map
+    from shardtensor.spmd.maps.smap import smap as smap
+    from shardtensor.spmd.maps.stencils import (
         convolve as convolve,
         correlate as correlate,
         map_overlap as map_overlap,

@@ -23,7 +23,7 @@ from shardtensor.backend.device import MEMORY_KINDS
 from shardtensor.core import Op
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives import derivative_of
-from shardtensor.functions.derivatives.products import Product, rule_of
+from shardtensor.functions.derivatives.of_products import Product, rule_of
 
 __all__ = [
     "Offloadable",

@@ -8,7 +8,7 @@ A declaration is a function with a signature and a docstring, but no body::
 The decorator registers the operator and returns the function that users call. It has the declared signature, and its
 body is the call ``bind(op, operands, params)``, which passes the call to the innermost interpreter. The interpreter
 defines what the call means: execute the operator on sharded tensors (`shardtensor.interpreters.eager`), execute it on
-one device inside a mapped function (`shardtensor.interpreters.device`), or infer only the result's aval
+one device inside a mapped function (`shardtensor.interpreters.on_device`), or infer only the result's aval
 (`shardtensor.interpreters.infer`).
 """
 
@@ -69,12 +69,12 @@ class Op:
         rule: how the dimensions of the operands correspond to those of the result (see `shardtensor.sharding.rules`);
             for an operator that creates arrays, a function that returns the shape and dtype of the result; None for an
             operator with a `movement`, `composite` or `algorithm` that determines the layout itself.
-        combine: the name of the monoid (see `shardtensor.functions.monoids`) that combines the partial results of
-            shards where a sharded dimension is reduced.
+        combine: the name of the monoid (see `shardtensor.functions.building.monoids`) that combines the partial results
+            of shards where a sharded dimension is reduced.
         kernel: the implementation on the arrays of one device, ``kernel(xp, context, *arrays, **params)``; None means
             the function of the same name in the backend's namespace.
         movement: for operators that only move elements: ``movement(avals, mesh, **params)`` returns a
-            `shardtensor.functions.data_movement.DataMovement`.
+            `shardtensor.functions.building.data_movement.DataMovement`.
         composed: for elementwise operators of arrays only, without other parameters, that libraries may lack: a
             function of the operands that composes the result, a new array, of other operators. It is used on the arrays
             of one device wherever the backend's namespace has no function of the operator's name. If NumPy has a ufunc
@@ -323,7 +323,7 @@ class Interpreter(abc.ABC):
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
 
-        It is called by the inference of a map (see `shardtensor.spmd.launch.map_shards`), once for each program.
+        It is called by the inference of a map (see `shardtensor.spmd.maps.launch.map_shards`), once for each program.
         """
         return self
 

@@ -34,32 +34,32 @@ from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
 from shardtensor.backend.registry import local_devices as local_devices
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.agreement import Agreement
-from shardtensor.communication.difference import processes_text
-from shardtensor.communication.engine import LateError, LostError
-from shardtensor.communication.forgotten import remind
-from shardtensor.communication.launch import engine_and_launch
-from shardtensor.communication.processes import JOB, connected
-from shardtensor.communication.rounds import as_bytes
+from shardtensor.communication.between_processes.agreement import Agreement
+from shardtensor.communication.between_processes.difference import processes_text
+from shardtensor.communication.between_processes.forgotten import remind
+from shardtensor.communication.between_processes.launchers import engine_and_launch
+from shardtensor.communication.between_processes.processes import JOB, connected
+from shardtensor.communication.between_processes.rounds import as_bytes
+from shardtensor.communication.engine_protocol import LateError, LostError
 from shardtensor.communication.transfer import gather_across
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
-from shardtensor.functions.global_arrays import (
+from shardtensor.functions.placement.global_arrays import (
     gather_to as gather_to,
 )
-from shardtensor.functions.global_arrays import (
+from shardtensor.functions.placement.global_arrays import (
     global_array_to_host_local_array as global_array_to_host_local_array,
 )
-from shardtensor.functions.global_arrays import (
+from shardtensor.functions.placement.global_arrays import (
     host_local_array_to_global_array as host_local_array_to_global_array,
 )
-from shardtensor.functions.global_arrays import (
+from shardtensor.functions.placement.global_arrays import (
     make_array_from_callback as make_array_from_callback,
 )
-from shardtensor.functions.global_arrays import (
+from shardtensor.functions.placement.global_arrays import (
     make_array_from_process_local_data as make_array_from_process_local_data,
 )
-from shardtensor.functions.global_arrays import (
+from shardtensor.functions.placement.global_arrays import (
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
 from shardtensor.host.fork import in_children

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.functions.conversion import asarray
-from shardtensor.functions.creation import arange
-from shardtensor.functions.einsum import einsum
-from shardtensor.functions.joining import concat, stack
-from shardtensor.functions.manipulation import expand_dims
-from shardtensor.functions.repetition import tile
+from shardtensor.functions.numpy.einsum import einsum
+from shardtensor.functions.placement.conversion import asarray
+from shardtensor.functions.standard.creation import arange
+from shardtensor.functions.standard.joining import concat, stack
+from shardtensor.functions.standard.manipulation import expand_dims
+from shardtensor.functions.standard.repetition import tile
 from shardtensor.tensor.tensor import ShardedTensor
 
 __all__ = ["register"]

@@ -4,6 +4,6 @@ An engine is a class that is registered in the entry-point group ``shardtensor.e
 `shardtensor.testing.EngineTests`. docs/writing_an_engine.md shows one.
 """
 
-from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
+from shardtensor.communication.engine_protocol import Bytes, Engine, LateError, Launch, LostError
 
 __all__ = ["Bytes", "Engine", "LateError", "Launch", "LostError"]

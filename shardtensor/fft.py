@@ -1,4 +1,5 @@
-"""The Fourier transform extension of the array API standard; `shardtensor.functions.fft` declares the operators.
+"""The Fourier transform extension of the array API standard; `shardtensor.functions.fft.transforms` declares the
+operators.
 
 >>> st.fft.fft(st.asarray([1.0, 0.0, 0.0, 0.0])).tolist()
 [(1+0j), (1+0j), (1+0j), (1+0j)]
@@ -6,7 +7,7 @@
 
 from __future__ import annotations
 
-from shardtensor.functions.fft import (
+from shardtensor.functions.fft.transforms import (
     fft,
     fft2,
     fftfreq,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from shardtensor.communication.difference import grouped, numbers_text
+from shardtensor.communication.between_processes.difference import grouped, numbers_text
 
 HELD = 2.0
 """Seconds that a traceback is held back, until other processes have printed theirs."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from shardtensor.communication.difference import processes_text
-from shardtensor.communication.forgotten import PARENT
+from shardtensor.communication.between_processes.difference import processes_text
+from shardtensor.communication.between_processes.forgotten import PARENT
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.host.trusted_paths import distrust
 from shardtensor.job_output import Lines

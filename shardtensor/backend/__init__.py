@@ -5,8 +5,8 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 """
 
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
+from shardtensor.backend.exclusive_memory import is_exclusive, lend, memory_of, read_only, references
 from shardtensor.backend.functions import function_of
-from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
 from shardtensor.backend.protocol import Backend, beside_program, logical_device_count, own_hardware
 from shardtensor.backend.registry import current_device_of_plugin as current_device
 from shardtensor.backend.registry import is_remote, load

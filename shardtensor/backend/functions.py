@@ -23,7 +23,7 @@ def function_of(backend: Backend, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(backend.xp, name)
     except AttributeError:
         op = OPS.get(name)
-        if op is None or op.composed is None:
+        if op is None or op.parts.composed is None:
             raise BackendError(f"{name}: backend {backend.name!r} has no such function; use another backend") from None
         return functools.partial(_compose, backend, op)
     return function
@@ -57,14 +57,14 @@ def _compose(backend: Backend, op: Op, /, *operands: Any, out: Any = None) -> An
 
     Returns a new array, or ``out``, which may be one of the operands.
     """
-    assert op.composed is not None
+    assert op.parts.composed is not None
     xp, dtype = backend.xp, None
     if op.is_ufunc:
         kinds = [type(x) if type(x) in _SCALARS else backend.dtype_of(x) for x in operands]
         dtypes, dtype = _loop(op.name, tuple(kinds))
         operands = tuple([xp.asarray(x, dtype=d) for x, d in zip(operands, dtypes, strict=True)])
     with interpreting(_NamespaceInterpreter(backend)):
-        result = op.composed(*operands)
+        result = op.parts.composed(*operands)
     if out is not None:
         out[...] = xp.asarray(result, dtype=backend.dtype_of(out))
         return out

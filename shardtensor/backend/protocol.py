@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
-from shardtensor.backend.ownership import make_writable, memory_of
+from shardtensor.backend.exclusive_memory import make_writable, memory_of
 from shardtensor.core import innermost
 from shardtensor.errors import BackendError
 from shardtensor.host.limits import count_from_environment, usable_cores

@@ -12,7 +12,9 @@ from shardtensor.communication.array_communicator import ArrayCommunicator
 def communicator(caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> ArrayCommunicator:
     """Returns the communicator of devices, some of which may belong to other processes."""
     if is_spanning(tuple(devices)):
-        from shardtensor.communication.spanning_communicator import SpanningCommunicator  # Few programs need it.
+        from shardtensor.communication.between_processes.spanning_communicator import (
+            SpanningCommunicator,  # Few programs need it.
+        )
 
         return SpanningCommunicator(caller, axis, devices, sizes)
     return ArrayCommunicator(caller, axis, devices, sizes)

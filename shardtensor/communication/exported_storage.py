@@ -16,8 +16,8 @@ class Exported(DeferredStorage):
     """The storage of a tensor on one device whose memory was exported to another library through DLPack.
 
     As the consumer may write to that memory, every read returns a copy, so that the consumer's writes are visible in
-    this tensor only (see `shardtensor.functions.dlpack_export`). The original storage is used again when the last
-    consumer has released the memory.
+    this tensor only (see `shardtensor.functions.interchange.dlpack_export`). The original storage is used again when
+    the last consumer has released the memory.
 
     Attributes:
         exported: the original storage, for writes, which copy it while a consumer holds its memory.

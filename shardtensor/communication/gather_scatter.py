@@ -16,8 +16,8 @@ import numpy as np
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_processes.processes import cross, process_of
 from shardtensor.communication.messages import Message, as_dtype, exchange
-from shardtensor.communication.processes import cross, process_of
 from shardtensor.communication.transfer_log import Transfer
 from shardtensor.communication.transfer_plan import RecordedPlan
 from shardtensor.sharding.layout import Grid, Ints, Shape

@@ -16,8 +16,8 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
-from shardtensor.communication.lifelines import Lifelines
+from shardtensor.communication.between_processes.lifelines import Lifelines
+from shardtensor.communication.engine_protocol import Bytes, Engine, LateError, Launch, LostError
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.tracebacks import warn_caller
 

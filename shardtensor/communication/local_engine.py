@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import NoReturn
 
-from shardtensor.communication.engine import Bytes, Engine, Launch
+from shardtensor.communication.engine_protocol import Bytes, Engine, Launch
 
 
 class LocalEngine(Engine):

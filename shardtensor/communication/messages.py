@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shardtensor.backend.device import HOST, HOST_MEMORY, Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, is_remote, shared_memory
-from shardtensor.communication.processes import cross, process_of
+from shardtensor.communication.between_processes.processes import cross, process_of
 from shardtensor.host import blockwise
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
+from shardtensor.communication.engine_protocol import Bytes, Engine, LateError, Launch, LostError
 from shardtensor.errors import BackendError
 from shardtensor.host.units import counted
 

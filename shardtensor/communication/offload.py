@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.ownership import read_only
+from shardtensor.backend.exclusive_memory import read_only
 from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import Transfer, announce, record_transfer
 from shardtensor.host import fork

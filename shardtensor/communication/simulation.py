@@ -425,7 +425,7 @@ class SimulationReport:
         array([[   0, 3200],
                [3200,    0]])
         """
-        from shardtensor.communication.process_traffic import between_processes
+        from shardtensor.communication.between_processes.process_traffic import between_processes
 
         processes = [d.process_index for d in self.mesh.flat]
         count, processes_of = max(processes) + 1, by_id(self.mesh.flat, processes)

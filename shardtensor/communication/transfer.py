@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import backend_of, backend_of_group, is_remote, process_index, shared_memory
-from shardtensor.communication.processes import described, everywhere, note
+from shardtensor.communication.between_processes.processes import described, everywhere, note
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer_log import TransferBatch, announced, is_recording, record_copy, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan

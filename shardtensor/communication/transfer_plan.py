@@ -16,8 +16,8 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of, shared_memory
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_memories import Outgoing
+from shardtensor.communication.between_processes.processes import cross, described, note, process_of
 from shardtensor.communication.messages import Message, as_dtype, exchange
-from shardtensor.communication.processes import cross, described, note, process_of
 from shardtensor.communication.schedules import Block, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, TransferRecords, record_transfer
 from shardtensor.host import memory_pool

@@ -285,7 +285,7 @@ def owner_of(array: npt.NDArray[Any]) -> Any:
     """Returns the object that owns an array's memory. Arrays that share memory have the same owner.
 
     A read-only view that the library has returned, and views of it, have a memoryview between them and the owner (see
-    `shardtensor.backend.ownership.read_only`).
+    `shardtensor.backend.exclusive_memory.read_only`).
     """
     while True:
         base: Any = array.base

@@ -1,6 +1,6 @@
 """Normal numbers of random words on the host, in few passes over arrays that stay in a core's cache.
 
-`shardtensor.functions.distributions` has the same method for all array libraries, with the same bits.
+`shardtensor.functions.random.distributions` has the same method for all array libraries, with the same bits.
 """
 
 from __future__ import annotations

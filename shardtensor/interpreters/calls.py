@@ -14,8 +14,8 @@ import numpy as np
 from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of
 from shardtensor.errors import LinearAlgebraError, RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
-from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
-from shardtensor.interpreters.mutation.views import View, infer_view
+from shardtensor.interpreters.execution.small_float_calls import has_small_floats, in_wide
+from shardtensor.interpreters.views.views import View, infer_view
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -42,20 +42,24 @@ class CallInterpreter(Interpreter):
             ShardTensorError: the operator failed.
         """
         try:
-            if op.view_spec and type(operands[0]) is ShardedTensor:
+            if op.parts.view_spec and type(operands[0]) is ShardedTensor:
                 found = infer_view(op, operands[0], params)
                 if found is not None:
                     base, view_spec, value, is_element = found
                     if is_element or operands[0]._is_scalar:
                         return self.element(op, operands, params, found)
                     return tensor(value, View(base, view_spec))
-            if (op.composite or op.algorithm) and "ml_dtypes" in modules and has_small_floats(op, operands, params):
+            if (
+                (op.parts.composite or op.parts.algorithm)
+                and "ml_dtypes" in modules
+                and has_small_floats(op, operands, params)
+            ):
                 return in_wide(self.apply, op, operands, params)
-            if op.composite:
+            if op.parts.composite:
                 result = self.composed(op, operands, params)
                 if result is not NotImplemented:
                     return result
-            return self.algorithm(op, operands, params) if op.algorithm else self.planned(op, operands, params)
+            return self.algorithm(op, operands, params) if op.parts.algorithm else self.planned(op, operands, params)
         except BaseException as error:
             self.note_error(op, operands, params, error)
             if isinstance(error, NAMED):
@@ -103,20 +107,20 @@ def composed(op: Op, operands: Operands, params: Params) -> Any:
     """Calls the function that composes an operator of others. It returns NotImplemented if the operator itself has to
     run.
     """
-    assert op.composite is not None
-    return op.composite(*(operands if not op.variadic else (operands,)), *params)
+    assert op.parts.composite is not None
+    return op.parts.composite(*(operands if not op.signature.variadic else (operands,)), *params)
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:
     """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
     or scalars.
     """
-    if op.variadic:
+    if op.signature.variadic:
         return operands
     arrays = list(operands)
     for k, x in enumerate(arrays):
         if type(x) is not ShardedTensor or x._aval.unreduced:
-            arrays[k] = x if op.operands[k] in op.trees else _added(op, as_operand(x, op.error_name))
+            arrays[k] = x if op.operands[k] in op.signature.trees else _added(op, as_operand(x, op.error_name))
     return tuple(arrays)
 
 
@@ -138,7 +142,7 @@ NAMED = (ShardTensorError, OverflowError, MemoryError, np.linalg.LinAlgError)
 def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError | np.linalg.LinAlgError) -> NoReturn:
     """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
     try:
-        if op.spmd:
+        if "spmd" in op.tags:
             raise error
         if isinstance(error, ShardTensorError):
             raise_in_the_name_of(op, error)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from shardtensor.communication.processes import JOB, identify, note_error
+from shardtensor.communication.between_processes.processes import JOB, identify, note_error
 from shardtensor.core import Function, Op, Operands, Params, set_default_interpreter
 from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, composed, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
-from shardtensor.interpreters.mutation.views import copied_scalar
-from shardtensor.interpreters.mutation.writes import write
 from shardtensor.interpreters.small_results import small_call, small_result
+from shardtensor.interpreters.views.scalar_elements import ScalarElement, compute_on_owners
+from shardtensor.interpreters.views.views import copied_scalar
+from shardtensor.interpreters.writes.writes import write
 from shardtensor.tensor.ownership import READS, is_new, reading, track
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
@@ -39,7 +39,7 @@ class EagerInterpreter(CallInterpreter):
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of an operator that is composed of others: from whole host arrays if they are small."""
-        if op.small and (result := small_result(op, operands, params)) is not NotImplemented:
+        if op.parts.small and (result := small_result(op, operands, params)) is not NotImplemented:
             return result
         return composed(op, operands, params)
 
@@ -54,18 +54,18 @@ class EagerInterpreter(CallInterpreter):
                 if type(x) is not ShardedTensor:
                     are_arrays = False
                 elif type(x._storage) is not Storage:
-                    if op.infer and lacks_elements(x):
+                    if op.parts.infer and lacks_elements(x):
                         return INFER.apply(op, operands, params)
                     are_arrays = are_arrays and not x._aval.unreduced
             if not are_arrays:
                 operands = array_operands(op, operands)
             job = JOB.agreement
             since = job.count if job else 0
-            result = op.algorithm(*operands + params)  # type: ignore[misc]
+            result = op.parts.algorithm(*operands + params)  # type: ignore[misc]
             if job:  # Maps compare their arguments themselves.
                 name = params[op.params.index("caller")] if "caller" in op.params else op.error_name
-                identify(result, name, () if op.spmd else operands, since)
-            if not op.escapes and not op.spmd:  # Maps have adopted what their functions returned.
+                identify(result, name, () if "spmd" in op.tags else operands, since)
+            if "escapes" not in op.tags and "spmd" not in op.tags:  # Maps have adopted what their functions returned.
                 track(entry, result)
             return result
         finally:
@@ -96,7 +96,7 @@ class EagerInterpreter(CallInterpreter):
     def note_error(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
         """Notes, in a job, that a call has failed: the other processes may not have raised an error."""
         if JOB.agreement is not None:
-            caller = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
+            caller = params[op.params.index("caller")] if "spmd" in op.tags and "caller" in op.params else op.error_name
             note_error(caller, (operands, params), error)
 
     def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:

@@ -17,7 +17,7 @@ from shardtensor.host.units import counted
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, struct
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
+from shardtensor.interpreters.views.scalar_elements import ScalarElement
 from shardtensor.sharding.html import text_html
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -149,8 +149,8 @@ class _Explainer(CallInterpreter):
         """Lists a distributed algorithm, a map with the calls of its first program, or a loop or a branch with those of
         its functions.
         """
-        runs = "runs on each device" if op.spmd else "transfers elements"
-        return self._inferred(op, operands, params, "calls functions" if op.functions else runs)
+        runs = "runs on each device" if "spmd" in op.tags else "transfers elements"
+        return self._inferred(op, operands, params, "calls functions" if op.signature.functions else runs)
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Lists a plan."""
@@ -163,7 +163,7 @@ class _Explainer(CallInterpreter):
     def _inferred(self, op: Op, operands: Operands, params: Params, runs: str) -> Any:
         """Returns the result of ``op`` without elements, and adds the call to the list."""
         with self._listed(op, operands) as call:
-            if op.functions:
+            if op.signature.functions:
                 params = self._with_listed_functions(op, params, call)
             result = self.inner.apply(op, operands, params)
         call.results = _layouts(result)
@@ -196,7 +196,7 @@ class _Explainer(CallInterpreter):
 
             return function
 
-        for name in op.functions:
+        for name in op.signature.functions:
             functions = given[name]
             given[name] = tuple(map(listed, functions)) if isinstance(functions, tuple) else listed(functions)
         return tuple(given.values())

@@ -19,9 +19,9 @@ from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners, owners_of
-from shardtensor.interpreters.mutation.views import evaluate, stand_in
-from shardtensor.interpreters.mutation.writes import write
+from shardtensor.interpreters.views.scalar_elements import ScalarElement, compute_on_owners, owners_of
+from shardtensor.interpreters.views.views import evaluate, stand_in
+from shardtensor.interpreters.writes.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.handle import AvalAttributes
@@ -111,15 +111,15 @@ class InferInterpreter(CallInterpreter):
         Raises:
             ConcretizationError: the result needs unknown elements: it leaves the library, or its shape depends on them.
         """
-        if op.escapes:
+        if "escapes" in op.tags:
             if lacks_elements(operands[0]):
                 without_elements(operands[0]._aval)._storage.stored()
-            return op.algorithm(*operands, *params)  # type: ignore[misc]
-        assert op.infer is not None
+            return op.parts.algorithm(*operands, *params)  # type: ignore[misc]
+        assert op.parts.infer is not None
         operands = stand_ins(op, operands)
         check_not_donated(*operands)
-        found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
-        return mark_array(found) if op.keeps_arrays else found
+        found = map_leaves(_from_aval, op.parts.infer(*array_operands(op, operands), *params))
+        return mark_array(found) if "keeps arrays" in op.tags else found
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of a plan."""
@@ -165,7 +165,7 @@ class AbstractDeviceInterpreter(InferInterpreter):
                 return super().apply(op, operands, (*params[:at], self.device, *params[at + 1 :]))
         operands = self._here(operands)
         key: Any = None
-        if op.rule and not (op.view_spec or op.composite or op.algorithm or op.creates):
+        if op.rule and not (op.parts.view_spec or op.parts.composite or op.parts.algorithm or op.creates):
             kinds = [self._kind(x) for x in operands]
             key = None if None in kinds else (op, params, *map(type, params), *kinds)
             try:
@@ -228,7 +228,9 @@ def stand_ins(op: Op, operands: Operands, known: dict[int, ShardedTensor] | None
     ``known`` see `stand_in`.
     """
     names = op.operands * len(operands)
-    return tuple([x if name in op.trees else stand_in(x, known) for name, x in zip(names, operands, strict=False)])
+    return tuple(
+        [x if name in op.signature.trees else stand_in(x, known) for name, x in zip(names, operands, strict=False)]
+    )
 
 
 INFER = InferInterpreter()

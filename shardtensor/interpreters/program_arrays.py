@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardtensor.core import call, innermost
-from shardtensor.interpreters.device import DeviceInterpreter
+from shardtensor.interpreters.on_device import DeviceInterpreter
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor_of
 

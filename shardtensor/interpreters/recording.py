@@ -15,7 +15,7 @@ from shardtensor.core import Function, Op, Operands, Params, executing, set_oute
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import INFER, inferring, stand_ins
-from shardtensor.interpreters.mutation.views import stand_in
+from shardtensor.interpreters.views.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
@@ -37,7 +37,7 @@ class RecordingInterpreter(CallInterpreter):
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
         """Infers and executes a call."""
         if _announces_itself(op, operands):
-            return EAGER.apply(_announcing(op) if op.announcing else op, operands, params)
+            return EAGER.apply(_announcing(op) if op.parts.announcing else op, operands, params)
         with inferring():
             INFER.apply(op, stand_ins(op, operands, {}), params)
         with announced(), executing():
@@ -85,14 +85,19 @@ class RecordingInterpreter(CallInterpreter):
 @functools.cache
 def _announcing(op: Op) -> Op:
     """Returns an operator with the algorithm that records its transfers as it runs."""
-    return op.changed(algorithm=op.announcing)
+    return op.changed(algorithm=op.parts.announcing)
 
 
 def _announces_itself(op: Op, operands: Operands) -> bool:
     """Whether the transfers of a call are recorded as it runs: they follow from elements or from what programs do, or
     there are no elements, and running the call is inferring it.
     """
-    return op.escapes or op.spmd or op.announcing is not None or any(map(lacks_elements, leaves(operands)))
+    return (
+        "escapes" in op.tags
+        or "spmd" in op.tags
+        or op.parts.announcing is not None
+        or any(map(lacks_elements, leaves(operands)))
+    )
 
 
 RECORDING = RecordingInterpreter()

@@ -43,17 +43,17 @@ _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 
 def small_result(op: Op, operands: Operands, params: Params) -> Any:
     """Returns the result of an operator that has the implementation ``small``; see `small_call`."""
-    assert op.small is not None
-    assert op.composite is not None
-    args = ((operands,) if op.variadic else operands) + params
-    return small_call(op.composite, op.small, args, {}, _bound(op))
+    assert op.parts.small is not None
+    assert op.parts.composite is not None
+    args = ((operands,) if op.signature.variadic else operands) + params
+    return small_call(op.parts.composite, op.parts.small, args, {}, _bound(op))
 
 
 @functools.cache
 def _bound(op: Op) -> Function:
     """Returns an operator as a function of its operands and parameters, by position."""
-    count = 1 if op.variadic else len(op.operands)
-    return lambda *args: bind(op, args[0] if op.variadic else args[:count], args[count:])
+    count = 1 if op.signature.variadic else len(op.operands)
+    return lambda *args: bind(op, args[0] if op.signature.variadic else args[:count], args[count:])
 
 
 def small_call(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.conversion import asarray
-from shardtensor.functions.creation import empty
-from shardtensor.functions.joining import stack
+from shardtensor.functions.placement.conversion import asarray
+from shardtensor.functions.standard.creation import empty
+from shardtensor.functions.standard.joining import stack
 from shardtensor.host.units import counted
 from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import checked_shape

@@ -1,8 +1,8 @@
 """The linear algebra extension of the array API standard, and some more functions of `numpy.linalg`.
 
-Each function's docstring says how the sharding propagates. `shardtensor.functions.linalg` and
-`shardtensor.functions.decompositions` declare the operators; `shardtensor.functions.matrix_functions` has the functions
-that are composed of them.
+Each function's docstring says how the sharding propagates. `shardtensor.functions.linalg.equations` and
+`shardtensor.functions.linalg.decompositions` declare the operators; `shardtensor.functions.linalg.matrix_functions` has
+the functions that are composed of them.
 
 >>> st.linalg.inv(st.asarray([[2.0, 0.0], [0.0, 4.0]])).tolist()
 [[0.5, 0.0], [0.0, 0.25]]
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.linalg import LinAlgError
 
-from shardtensor.functions.decompositions import (
+from shardtensor.functions.linalg.decompositions import (
     EighResult,
     EigResult,
     QRResult,
@@ -27,7 +27,7 @@ from shardtensor.functions.decompositions import (
     slogdet,
     svd,
 )
-from shardtensor.functions.linalg import (
+from shardtensor.functions.linalg.equations import (
     cholesky,
     cond,
     det,
@@ -39,9 +39,7 @@ from shardtensor.functions.linalg import (
     svdvals,
     vector_norm,
 )
-from shardtensor.functions.linear_algebra import matmul, tensordot, vecdot
-from shardtensor.functions.manipulation import matrix_transpose
-from shardtensor.functions.matrix_functions import (
+from shardtensor.functions.linalg.matrix_functions import (
     cross,
     diagonal,
     lstsq,
@@ -54,7 +52,9 @@ from shardtensor.functions.matrix_functions import (
     tensorsolve,
     trace,
 )
-from shardtensor.functions.randomized import randomized_svd
+from shardtensor.functions.linalg.randomized import randomized_svd
+from shardtensor.functions.standard.linear_algebra import matmul, tensordot, vecdot
+from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.hints import missing
 
 __all__ = [

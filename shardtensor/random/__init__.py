@@ -23,7 +23,8 @@ Inside of mapped functions, a key that the function closes over gives the same n
 
 from typing import TYPE_CHECKING, Any
 
-from shardtensor.functions.random import (
+from shardtensor.functions.random.random_keys import Key, fold_in, key, split
+from shardtensor.functions.random.samplers import (
     bernoulli,
     binomial,
     categorical,
@@ -37,7 +38,6 @@ from shardtensor.functions.random import (
     truncated_normal,
     uniform,
 )
-from shardtensor.functions.random_keys import Key, fold_in, key, split
 from shardtensor.hints import missing
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.sequences import is_iterator
-from shardtensor.spmd.program import current
+from shardtensor.spmd.scheduling.mapped_program import current
 
 AxisName = str | tuple[str, ...]
 """The name of an axis, or several names that form one axis, the first being the major one."""

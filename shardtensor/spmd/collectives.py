@@ -37,11 +37,11 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
-from shardtensor.spmd.launch import DERIVATIVES
+from shardtensor.spmd.maps.launch import DERIVATIVES
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
 if TYPE_CHECKING:
-    from shardtensor.spmd.signatures import Collective
+    from shardtensor.spmd.maps.map_types import Collective
 
 __all__ = ["axis_index", "axis_size"]  # Declarations add the collectives.
 
@@ -51,9 +51,9 @@ Groups = Sequence[Sequence[int]] | None
 
 def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
     """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
-    declared = operator(operands=("x",), trees=("x",), spmd=True)(function)
+    declared = operator(operands=("x",), trees=("x",), tags=("spmd",))(function)
     op = OPS[function.__name__]
-    op.recorded = functools.partial(_recorded, op)
+    op.parts.recorded = functools.partial(_recorded, op)
     implements(declared, "derivative")(DERIVATIVES)
     return cast("Collective[Arguments]", declared)
 

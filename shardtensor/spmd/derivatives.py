@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import shardtensor.spmd.collectives
-import shardtensor.spmd.outputs  # noqa: F401 - these modules declare the operators
+import shardtensor.spmd.maps.outputs  # noqa: F401 - these modules declare the operators
 from shardtensor.core import OPS, Op, Operands, Params, call
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
@@ -23,7 +23,7 @@ from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
-from shardtensor.spmd.differentiation import MapDerivative
+from shardtensor.spmd.map_gradients import MapDerivative
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -286,4 +286,4 @@ _DERIVATIVES: dict[str, Derivative] = {
     "check_equal": ZERO,
 }
 for _name, _derivative in _DERIVATIVES.items():
-    OPS[_name].derivative = _derivative
+    OPS[_name].parts.derivative = _derivative

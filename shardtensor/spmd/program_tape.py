@@ -9,8 +9,8 @@ from shardtensor.core import OPS, Op, Operands, Params, bind_by
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.host import fork
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import Taped
-from shardtensor.spmd.program import current
+from shardtensor.interpreters.differentiation.taped_values import Taped
+from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage
@@ -93,7 +93,7 @@ class ProgramTape(Tape):
         before = len(self.steps)
         result = super().recorded(op, operands, params, derivative, depends=depends)
         if self.known and len(self.steps) > before:
-            found = leaves(operands) if op.variadic or op.trees else operands
+            found = leaves(operands) if op.signature.variadic or op.signature.trees else operands
             if types := {k: self.known[id(x)][1] for k, x in enumerate(found) if id(x) in self.known}:
                 self.constant_types[len(self.steps) - 1] = types
         return result

@@ -20,7 +20,7 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import axis_position
-from shardtensor.spmd.program import current
+from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.pytree import leaves, replaced
 
 Arrays = Mapping[Any, Any]
@@ -103,8 +103,8 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
     tag = f"gradient of {op.name} {number}"
 
     def function(*arrays: Any) -> Sequence[Any]:
-        assert op.algorithm is not None
-        return leaves([op.algorithm(replaced(x, list(arrays)), *params)])
+        assert op.parts.algorithm is not None
+        return leaves([op.parts.algorithm(replaced(x, list(arrays)), *params)])
 
     def transposed(cotangents: dict[int, Any], shapes: Mapping[int, Shape], xs: Arrays, ys: Arrays) -> Any:
         return transpose(cotangents, Recorded(op, backend, named, at.index, at.size, tag, shapes, xs, ys))

@@ -21,7 +21,7 @@ from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError
 from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.collective_call import CollectiveCall
-from shardtensor.spmd.program import Program, current
+from shardtensor.spmd.scheduling.mapped_program import Program, current
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -70,7 +70,9 @@ def rendezvous(
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
     across = None
     if in_job():
-        from shardtensor.spmd.across import programs_across  # Programs of one process do not need it.
+        from shardtensor.spmd.maps.maps_across_processes import (
+            programs_across,  # Programs of one process do not need it.
+        )
 
         across = programs_across(program, at, caller)
     kind = communicator if across else program.communicator

@@ -15,7 +15,7 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import whole
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, Typed, added
+from shardtensor.interpreters.differentiation.backward import WRITTEN, Step, Typed, added
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.spmd.axes import axis_index
@@ -192,7 +192,7 @@ def _text(x: Any) -> str:
 
 def axes_of(step: Step) -> Axes:
     """Returns the axes of a collective; none of another call."""
-    if not step.op.spmd or "axis_name" not in step.params:
+    if "spmd" not in step.op.tags or "axis_name" not in step.params:
         return frozenset()
     names = step.params["axis_name"]
     return frozenset((names,) if isinstance(names, str) else names)

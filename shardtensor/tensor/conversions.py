@@ -52,11 +52,11 @@ class Conversions(Handle):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        importlib.import_module("shardtensor.functions.dlpack_methods")  # It is above this package.
+        importlib.import_module("shardtensor.functions.interchange.dlpack_methods")  # It is above this package.
         return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        importlib.import_module("shardtensor.functions.dlpack_methods")
+        importlib.import_module("shardtensor.functions.interchange.dlpack_methods")
         return call("dlpack_device", self)  # type: ignore[no-any-return]
 
     # -- Python's objects --------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Conversions(Handle):
         if sep:
             np.asarray(self).tofile(fid, sep, format)
             return
-        files = importlib.import_module("shardtensor.functions.files")  # It is above this package.
+        files = importlib.import_module("shardtensor.functions.interchange.files")  # It is above this package.
         files.write_elements(fid, self)
 
     def __bool__(self) -> bool:

@@ -133,9 +133,7 @@ class Methods(Operators):
         if not self.ndim:
             raise ArgumentTypeError("iter: the tensor has no dimensions")
         if self.ndim == 1 and self.base is None:
-            elements = importlib.import_module(
-                "shardtensor.interpreters.mutation.scalar_elements"
-            )  # above this package
+            elements = importlib.import_module("shardtensor.interpreters.views.scalar_elements")  # above this package
             return elements.elements_of(self)  # type: ignore[no-any-return]
         return (self[i] for i in range(self.shape[0]))
 

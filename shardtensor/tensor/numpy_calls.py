@@ -39,7 +39,7 @@ _MODULES = {
 }  # fmt: skip
 """NumPy's modules, and those that have their functions for tensors."""
 
-UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
+UFUNC_CALLS = "shardtensor.functions.ufunc_protocol.ufunc_calls"
 """The module of ufuncs, which is above this package, and is imported on first use."""
 
 _UNREADABLE: dict[str, Function] = {
@@ -68,9 +68,9 @@ def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         # A scan of the same dtype is written in place, but truth values are counted in the dtype of ``out``.
         if not isinstance(x, Handle) or (x.shape, x.dtype) != (out.shape, out.dtype) or x.dtype == bool:
             return _reduced_into(op, args, kwargs, out)
-    if not isinstance(out, Handle) or any(name in kwargs for name in op.options):
+    if not isinstance(out, Handle) or any(name in kwargs for name in op.signature.options):
         return _written(op.name, op.dispatch(*args, **kwargs), out)
-    operands, params = op.split(*args, **kwargs)
+    operands, params = splitter(op)(*args, **kwargs)
     bind_into(out, op, operands, params)
     return out
 
@@ -242,7 +242,7 @@ def _from_lists_in(value: Any, caller: str, op: Op | None) -> Any:
     """Returns an operand with nested lists of numbers as host arrays; of a sequence of operands, those in its items."""
     if type(value) not in (list, tuple):
         return value
-    if op and op.variadic:
+    if op and op.signature.variadic:
         return [from_lists(item, caller) if type(item) in (list, tuple) else item for item in value]
     return from_lists(value, caller)
 
@@ -324,7 +324,7 @@ def _call_form(function: Any, ours: Function, op: Op | None, count: int, keyword
     defaults = {p.name: p.default for p in parameters.values()}
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
     arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
-    operands = frozenset([n for n in op.operands if n not in op.trees] if op else arrays)
+    operands = frozenset([n for n in op.operands if n not in op.signature.trees] if op else arrays)
     operands -= {WRITTEN.get(function.__name__, "")}
     chosen = [mine for _, mine, _ in arguments]
     is_special = variadic or f"{function.__module__}.{function.__name__}" in DEFAULTS

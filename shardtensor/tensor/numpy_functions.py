@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, HostArray
-from shardtensor.backend.ownership import lender_of
+from shardtensor.backend.exclusive_memory import lender_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError
@@ -96,9 +96,9 @@ def _without_elements(name: str) -> Function:
 
 def _between(name: str) -> Function:
     """Returns the function for ranges between the elements of arrays, which is imported on first use."""
-    return lambda *args, **kwargs: getattr(importlib.import_module("shardtensor.functions.grids"), f"{name}_between")(
-        *args, **kwargs
-    )
+    return lambda *args, **kwargs: getattr(
+        importlib.import_module("shardtensor.functions.numpy.grids"), f"{name}_between"
+    )(*args, **kwargs)
 
 
 def _where(condition: Any, *choices: Any) -> Any:

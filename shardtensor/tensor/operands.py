@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY, Device
-from shardtensor.backend.ownership import read_only
+from shardtensor.backend.exclusive_memory import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.ownership import lend, memory_of
+from shardtensor.backend.exclusive_memory import lend, memory_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
 from shardtensor.host import fork

@@ -32,7 +32,7 @@ from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.conversions import Conversions, is_column_major
 from shardtensor.tensor.methods import Methods
 from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
-from shardtensor.tensor.partial_sums import PartialSums
+from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.pytree import LEAF_TYPES
 from shardtensor.tensor.storage import Donated, Leases, LostWrite, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval, stacked, views

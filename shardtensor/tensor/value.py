@@ -34,7 +34,7 @@ class Aval:
     """The shape, dtype and sharding of a value without its elements, and whether it was placed explicitly.
 
     A value that is ``unreduced`` along mesh axes is the sum of what the devices along these axes hold (see
-    `shardtensor.tensor.partial_sums`).
+    `shardtensor.tensor.partial_sum_storage`).
 
     Avals are created by `aval`, which returns the same object for the same arguments, so that avals are compared and
     hashed by identity: that keeps a look-up in the plan cache under a microsecond.

@@ -139,7 +139,7 @@ def elementwise_cases(name: str) -> Maker:
 
 
 for _name, _op in OPS.items():
-    if _op.rule in ("... -> ...", "..., ... -> ...") and _op.kernel is None:
+    if _op.rule in ("... -> ...", "..., ... -> ...") and _op.parts.kernel is None:
         CASES[_name] = elementwise_cases(_name)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.launch import engine_and_launch
+from shardtensor.communication.between_processes.launchers import engine_and_launch
 from shardtensor.engine import Engine, LateError, LostError
 from shardtensor.launcher import launch
 

@@ -11,7 +11,7 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.interpreters.differentiation.api import jvp, linearize, vjp
+from shardtensor.interpreters.differentiation.grad import jvp, linearize, vjp
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor

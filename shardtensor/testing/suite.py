@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shardtensor.testing.arrays import ArrayTests
-from shardtensor.testing.collectives import CollectiveTests
+from shardtensor.testing.collective_tests import CollectiveTests
 from shardtensor.testing.devices import DeviceTests
-from shardtensor.testing.ordering import OrderTests
-from shardtensor.testing.ownership import OwnershipTests
+from shardtensor.testing.ordering_tests import OrderTests
+from shardtensor.testing.ownership_tests import OwnershipTests
 from shardtensor.testing.tensors import TensorTests
 
 __all__ = ["BackendTests"]

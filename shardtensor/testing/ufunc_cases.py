@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as some
 
-import shardtensor.functions.number_parts
-import shardtensor.functions.ufunc_calls  # noqa: F401 - it declares its operators
+import shardtensor.functions.numpy.number_parts
+import shardtensor.functions.ufunc_protocol.ufunc_calls  # noqa: F401 - it declares its operators
 from shardtensor.backend import HostArray
 from shardtensor.testing.cases import Case, axes, case, seed, some_array
 from shardtensor.testing.layouts import array, shapes

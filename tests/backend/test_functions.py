@@ -14,7 +14,7 @@ from shardtensor.core import OPS
 from tests.layouts import DTYPES
 from tests.operands import BINARY, UNARY, defined_operands, values
 
-COMPOSED = [name for name in (*UNARY, *BINARY) if OPS[name].composed]
+COMPOSED = [name for name in (*UNARY, *BINARY) if OPS[name].parts.composed]
 
 
 @pytest.fixture

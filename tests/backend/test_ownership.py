@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import ownership as counting
+from shardtensor.backend import exclusive_memory as counting
 from shardtensor.backend.registry import load
-from shardtensor.functions import placement, shard_lists
-from shardtensor.interpreters.mutation import write_transaction, writes
-from shardtensor.spmd import launch
+from shardtensor.functions.placement import shard_lists, transfers
+from shardtensor.interpreters.writes import write_transaction, writes
+from shardtensor.spmd.maps import launch
 from shardtensor.tensor import ownership, tensor
 from shardtensor.tensor.storage import Storage
 from tests.backend.holders import VALUE, leak, places, seen, shard_data
@@ -482,7 +482,7 @@ def test_operators_withdraw_their_operands() -> None:
 # -- mutants ---------------------------------------------------------------------------------------
 
 MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
-    "leases are not recorded": (placement, "lease", lambda storage, new: None, lambda: check_holder("np.asarray", "numpy")),
+    "leases are not recorded": (transfers, "lease", lambda storage, new: None, lambda: check_holder("np.asarray", "numpy")),
     "leases of exports are not recorded": (ownership, "lease", lambda *_: None, lambda: check_holder("shard.data", "numpy")),
     "leases of shards are not recorded": (tensor, "export", lambda x, a, k: x._aval.backend.export(a), lambda: check_holder("shard.data", "numpy")),
     "storages do not share leases": (ownership, "_link", lambda made, *_: setattr(made, "leases", ([],)), lambda: check_holder("a copy", "numpy")),

@@ -14,12 +14,12 @@ import pytest
 import shardtensor_numpy
 
 import shardtensor as st
-from shardtensor.backend import ownership as counting
+from shardtensor.backend import exclusive_memory as counting
 from shardtensor.backend.registry import load
 from shardtensor.communication import transfer
-from shardtensor.functions import placement
+from shardtensor.functions.placement import transfers
 from shardtensor.host import memory_pool
-from shardtensor.interpreters.mutation import write_transaction, writes
+from shardtensor.interpreters.writes import write_transaction, writes
 from shardtensor.tensor import ownership
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import PendingWrite, Storage
@@ -65,7 +65,7 @@ def test_an_export_holds_the_storage_that_it_was_read_from(
         x = st.concat(st.shard(x))
     y = x.copy()
 
-    holders = (ownership, placement, shardtensor_numpy.NumPyBackend)
+    holders = (ownership, transfers, shardtensor_numpy.NumPyBackend)
 
     def lend(array: Any, real: Any = counting.lend) -> Any:
         made = real(array)

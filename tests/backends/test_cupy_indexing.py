@@ -10,7 +10,8 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.mutation import advanced_indexing, scattered_on_device, write_ops
+from shardtensor.interpreters.views import advanced_indexing
+from shardtensor.interpreters.writes import scattered_on_device, write_ops
 from tests import fakecupy
 from tests.backends.test_cupy import launched, machine
 from tests.draws import drawn

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.communication.all_reduce import combine, flat_tree, tree_of
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
-from shardtensor.functions import random_kernel
+from shardtensor.functions.random import random_kernel
 from tests import fakecupy
 from tests.backends.test_cupy import ORDERS, address, launched, machine
 from tests.draws import drawn

@@ -24,7 +24,7 @@ from shardtensor_cupy.namespace import Namespace
 
 # Without the operators that CuPy lacks, which are composed of others.
 UNARY, BINARY = [
-    [name for name in names if not OPS[name].composed or ALIASES.get(name, name) in UFUNCS]
+    [name for name in names if not OPS[name].parts.composed or ALIASES.get(name, name) in UFUNCS]
     for names in (ALL_UNARY, ALL_BINARY)
 ]
 DTYPES = [*"?bHlLefdFD"]

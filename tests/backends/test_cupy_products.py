@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.execution import small_floats
+from shardtensor.interpreters.execution import small_float_calls
 from tests.backends.test_cupy import launched, machine
 from tests.layouts import assert_rounded
 from tests.pairs import spread
@@ -26,7 +26,7 @@ def integers(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_floats, "_LARGE", 0)
+    monkeypatch.setattr(small_float_calls, "_LARGE", 0)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

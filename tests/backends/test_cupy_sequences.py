@@ -10,7 +10,7 @@ import pytest
 from shardtensor_cupy import elementwise, searches, sequences, ufuncs
 
 import shardtensor as st
-from shardtensor.functions import unsplit_lines
+from shardtensor.functions.building import unsplit_lines
 from tests.backends.test_cupy import launched, machine
 from tests.conftest import NO_GPU
 from tests.pairs import spread

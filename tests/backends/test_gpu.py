@@ -27,7 +27,7 @@ import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS
-from shardtensor.interpreters.jit import graphs
+from shardtensor.interpreters.jit.cuda import graphs
 from shardtensor.testing import BackendTests
 from tests import kernels
 from tests.cases import CASES, check, wanted

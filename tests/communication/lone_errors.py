@@ -11,8 +11,8 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor import distributed
-from shardtensor.communication.agreement import Agreement
-from shardtensor.communication.processes import JOB
+from shardtensor.communication.between_processes.agreement import Agreement
+from shardtensor.communication.between_processes.processes import JOB
 
 
 def count() -> int:

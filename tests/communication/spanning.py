@@ -23,13 +23,16 @@ import pytest
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication import across, array_communicator, processes
-from shardtensor.communication.agreement import Agreement
-from shardtensor.communication.processes import JOB
-from shardtensor.functions.algorithms import chirp_fft, panels, requests, transpose_fft
-from shardtensor.interpreters.jit import groups
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.fused_devices import FusedInProcesses
+from shardtensor.communication import array_communicator
+from shardtensor.communication.between_processes import processes, sums_across_processes
+from shardtensor.communication.between_processes.agreement import Agreement
+from shardtensor.communication.between_processes.processes import JOB
+from shardtensor.functions.algorithms import requests
+from shardtensor.functions.fft import chirp_fft, transpose_fft
+from shardtensor.functions.linalg import panels
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.grouping import groups
+from shardtensor.interpreters.jit.grouping.fused_devices import FusedInProcesses
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
 
@@ -214,7 +217,10 @@ def reductions_and_products() -> None:
             found, wanted = getattr(st, name)(x, axis=axis), getattr(np, name)(ROWS, axis=axis)
             np.testing.assert_allclose(distributed.process_allgather(found), wanted, rtol=1e-14)
     long, most = np.arange(6 * ((1 << 17) + 7), dtype=np.float64).reshape(6, -1), 1 << 17
-    blocks = mock.patch.object(across, "_BLOCK", 8 * most), mock.patch.object(array_communicator, "_BLOCK", most)
+    blocks = (
+        mock.patch.object(sums_across_processes, "_BLOCK", 8 * most),
+        mock.patch.object(array_communicator, "_BLOCK", most),
+    )
     with limited_messages(most), blocks[0], blocks[1]:
         for dtype in (np.float32, np.int64):  # Each process combines a part of the result, block by block.
             assert_gathered(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))

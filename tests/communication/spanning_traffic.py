@@ -21,7 +21,7 @@ from hypothesis.internal.conjecture.data import ConjectureData
 
 import shardtensor as st
 from shardtensor import distributed
-from shardtensor.communication.processes import JOB
+from shardtensor.communication.between_processes.processes import JOB
 from shardtensor.core import OPS
 from shardtensor.testing.layouts import NAMES as AXES
 from shardtensor.testing.layouts import specs

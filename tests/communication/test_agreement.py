@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from shardtensor.communication.agreement import Agreement
-from shardtensor.communication.difference import (
+from shardtensor.communication.between_processes.agreement import Agreement
+from shardtensor.communication.between_processes.difference import (
     DETAIL,
     Header,
     Report,
@@ -19,7 +19,7 @@ from shardtensor.communication.difference import (
     numbers_text,
     processes_text,
 )
-from shardtensor.communication.engine import LateError, LostError
+from shardtensor.communication.engine_protocol import LateError, LostError
 from shardtensor.communication.local_engine import LocalEngine
 from shardtensor.errors import DistributedError
 

@@ -27,8 +27,8 @@ from shardtensor import distributed, launcher
 from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
 from shardtensor.communication import gloo_engine, mpi_engine
-from shardtensor.communication.engine import Launch
-from shardtensor.communication.launch import first_host, found_launches
+from shardtensor.communication.between_processes.launchers import first_host, found_launches
+from shardtensor.communication.engine_protocol import Launch
 from shardtensor.errors import ArgumentError, BackendError, DistributedError
 from tests.communication.faults import DIFFERENT
 from tests.communication.lone_errors import SEVERAL

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from shardtensor.communication.engine import LateError
+from shardtensor.communication.engine_protocol import LateError
 from shardtensor.communication.mpi_engine import MPIEngine
 from shardtensor.launcher import find_mpiexec
 from shardtensor.testing import EngineTests

@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
-from shardtensor.communication.engine import Launch
+from shardtensor.communication.between_processes.lifelines import Lifelines
+from shardtensor.communication.engine_protocol import Launch
 from shardtensor.communication.gloo_engine import GlooEngine, _Rendezvous
-from shardtensor.communication.lifelines import Lifelines
 
 TOKEN = bytes(range(16))
 

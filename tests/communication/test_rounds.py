@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as some
 
 from shardtensor.backend.device import HOST
-from shardtensor.communication.processes import _Freight
-from shardtensor.communication.rounds import Parcel, boxes, rounds
+from shardtensor.communication.between_processes.processes import _Freight
+from shardtensor.communication.between_processes.rounds import Parcel, boxes, rounds
 from tests.layouts import shapes
 
 DTYPES = [np.dtype(code) for code in ("?", "i2", "f4", "f8", "c16", "M8[s]")]

@@ -12,7 +12,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.registry import load, shared_memory
-from shardtensor.functions.halos import with_halos
+from shardtensor.functions.building.halos import with_halos
 from tests.layouts import THREADS_INHERIT, USABLE, assert_same, everywhere, mesh_of
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.algorithms import blocked, elimination, panels
+from shardtensor.functions.linalg import blocked_factorizations, elimination, panels
 from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
 
@@ -233,11 +233,13 @@ def test_vectors_and_stacks_of_right_hand_sides(backend: str) -> None:
 
 def test_matrices_that_are_not_split_are_not_factorized_by_panels() -> None:
     mesh = mesh_of((4,), "numpy")
-    assert not blocked.is_blocked(split(np.eye(6), mesh))
-    assert not blocked.is_blocked(st.device_put(np.ones((8, 6, 6)), st.NamedSharding(mesh, st.P(None, "x"))))
-    assert not blocked.is_blocked(split(np.ones((8, 6)), mesh, "x"))
-    assert not blocked.is_blocked(np.eye(6))
-    assert blocked.is_blocked(split(np.ones((3, 6, 6)), mesh, "x"))
+    assert not blocked_factorizations.is_blocked(split(np.eye(6), mesh))
+    assert not blocked_factorizations.is_blocked(
+        st.device_put(np.ones((8, 6, 6)), st.NamedSharding(mesh, st.P(None, "x")))
+    )
+    assert not blocked_factorizations.is_blocked(split(np.ones((8, 6)), mesh, "x"))
+    assert not blocked_factorizations.is_blocked(np.eye(6))
+    assert blocked_factorizations.is_blocked(split(np.ones((3, 6, 6)), mesh, "x"))
 
 
 @everywhere

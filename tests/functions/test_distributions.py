@@ -153,7 +153,7 @@ def test_tails_of_normal_numbers() -> None:
 
 
 def test_the_greatest_normal_and_exponential_numbers() -> None:
-    from shardtensor.functions.distributions import _exponential32, _exponential64, _normal32, _normal64
+    from shardtensor.functions.random.distributions import _exponential32, _exponential64, _normal32, _normal64
 
     ends = np.array([0, 0, -1, 0], np.int64)
     normals = _normal64(np, ends)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import ownership
+from shardtensor.backend import exclusive_memory
 from shardtensor.backend.registry import load
-from shardtensor.interpreters.mutation import writes
+from shardtensor.interpreters.writes import writes
 from tests.layouts import everywhere, place_of, values_of
 
 OLD = [0, 1, 2, 3, 4, 5]
@@ -199,7 +199,7 @@ def test_consumers_of_one_tensor_share_it(consumer: str, backend: str) -> None:
 @everywhere
 @each_writer
 def test_exports_end_without_reference_counts(consumer: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "_counts", [False])
+    monkeypatch.setattr(exclusive_memory, "_counts", [False])
     x = source(backend)
     here = place_of(x._storage.buffers[0])
     first, second = consume(consumer, x), consume("numpy", x)

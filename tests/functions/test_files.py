@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions import files, npy_files
+from shardtensor.functions.interchange import files, npy_files
 from tests.draws import drawn
 from tests.layouts import DTYPES, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 

@@ -338,7 +338,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardtensor.functions import files
+    from shardtensor.functions.interchange import files
 
     path, read = tmp_path / "x.npy", files.read_header
     np.save(path, np.zeros(100_000))

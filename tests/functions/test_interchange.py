@@ -16,8 +16,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend import HOST_MEMORY, registry
-from shardtensor.functions import dlpack_memory
-from shardtensor.functions.dlpack_methods import to_dlpack
+from shardtensor.functions.interchange import dlpack_memory
+from shardtensor.functions.interchange.dlpack_methods import to_dlpack
 from tests.draws import drawn
 from tests.layouts import DTYPES, MESHES, all_specs, array, assert_same, mesh_of, shapes
 

@@ -21,8 +21,10 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
-from shardtensor.functions import histograms
-from shardtensor.functions.algorithms import chirp_fft, distinct, panels, requests
+from shardtensor.functions.algorithms import distinct, requests
+from shardtensor.functions.fft import chirp_fft
+from shardtensor.functions.linalg import panels
+from shardtensor.functions.statistics import histograms
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of
@@ -234,7 +236,9 @@ ROWS = sorted(
     name
     for name, op in OPS.items()
     if name in CASES
-    and not (op.spmd or op.is_ufunc or op.creates or op.gathers or (op.optional and name != "where"))
+    and not (
+        "spmd" in op.tags or op.is_ufunc or op.creates or op.gathers or (op.signature.optional and name != "where")
+    )
     and name not in OTHERS
 )
 KINDS = {"line": lambda n: numbers(n), "rows": lambda n: numbers(n // 4, 4)}
@@ -347,7 +351,7 @@ def test_a_device_holds_a_part_of_every_operator(name: str, kind: str, meter: Me
     op: Op = OPS[name]
 
     def call(*xs: Any) -> Any:
-        return op.dispatch(list(xs)) if op.variadic else op.dispatch(*xs)
+        return op.dispatch(list(xs)) if op.signature.variadic else op.dispatch(*xs)
 
     def hosts(n: int) -> list[Any]:
         return [KINDS[kind](n)] * len(op.operands)

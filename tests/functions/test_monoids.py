@@ -19,7 +19,7 @@ from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, combine, reduction_tree, tree_of
 from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
-from shardtensor.functions.monoids import MONOIDS
+from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.interpreters.execution import combination, one_pass, plan_cache
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
@@ -182,7 +182,9 @@ def test_exact_ones_know_no_order(name: str) -> None:
 
 
 def test_every_operator_that_combines_has_a_monoid() -> None:
-    importlib.import_module("shardtensor.functions.ufunc_methods")  # Its operators are declared on first use.
+    importlib.import_module(
+        "shardtensor.functions.ufunc_protocol.ufunc_methods"
+    )  # Its operators are declared on first use.
     assert {op.combine for op in OPS.values() if op.combine} <= set(MONOIDS)
     assert {name for name in MONOIDS if OPS[name].combine == name} == set(MONOIDS)
 

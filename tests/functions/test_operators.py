@@ -28,7 +28,7 @@ OPERATORS = sorted(CASES)
 
 
 def test_every_declared_operator_is_tested() -> None:
-    assert set(CASES) | ELSEWHERE == {name for name, op in OPS.items() if not op.spmd}
+    assert set(CASES) | ELSEWHERE == {name for name, op in OPS.items() if "spmd" not in op.tags}
     assert not set(CASES) & ELSEWHERE
 
 
@@ -71,7 +71,7 @@ The first example is the simplest, and from the eleventh on hypothesis repeats p
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator_matches_numpy(name: str) -> None:
     op = OPS[name]
-    composed = not (op.rule or op.kernel or op.movement or op.algorithm)
+    composed = not (op.rule or op.parts.kernel or op.parts.movement or op.parts.algorithm)
     for backend in USABLE:
         few = EXAMPLES[backend][composed]
         sweep(name, backend, drawn(7 if composed else 25, fast=few))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions import einsum as einsum_module
-from shardtensor.functions import products
+from shardtensor.functions.numpy import einsum as einsum_module
+from shardtensor.functions.numpy import products
 from tests.draws import drawn
 from tests.layouts import array, assert_same, everywhere, mesh_of, meshes, placed, shapes
 

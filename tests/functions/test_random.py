@@ -17,8 +17,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions import distributions, random_elements
-from shardtensor.functions.random_elements import Elements, fill
+from shardtensor.functions.random import distributions, random_elements
+from shardtensor.functions.random.random_elements import Elements, fill
 from shardtensor.host import philox
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.testing.layouts import meshes, shapes, specs

@@ -11,7 +11,7 @@ import pytest
 import shardtensor as st
 from shardtensor import P
 from shardtensor.core import OPS
-from shardtensor.interpreters.execution import plan_cache, products
+from shardtensor.interpreters.execution import plan_cache, product_layouts
 from shardtensor.interpreters.execution.plan_cache import planned
 from tests.functions.test_memory import Meter, meter, share
 from tests.layouts import array, everywhere, mesh_of
@@ -31,7 +31,7 @@ LAYOUTS: dict[str, tuple[P, P, tuple[int, int, int], int]] = {
 
 @pytest.fixture(autouse=True)
 def small_operands_move_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "GATHERED", 0)
+    monkeypatch.setattr(product_layouts, "GATHERED", 0)
     plan_cache._cached_plan.cache_clear()
 
 
@@ -121,7 +121,7 @@ def test_a_device_holds_three_times_its_share(name: str, meter: Meter) -> None:
 
 def test_small_operands_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message takes longer than their elements; and twice a share leaves the rest of the share for the result."""
-    monkeypatch.setattr(products, "GATHERED", 1 << 20)
+    monkeypatch.setattr(product_layouts, "GATHERED", 1 << 20)
     make: Callable[..., Any] = array
     for count, size, wanted in ((8, 64, "per shard"), (2, 512, "per shard"), (8, 512, "panels")):
         mesh = mesh_of((count,), "checked")

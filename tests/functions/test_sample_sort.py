@@ -13,13 +13,14 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions import order_statistics, sorting
 from shardtensor.functions.algorithms import first_device, requests, sample_sort
-from shardtensor.functions.algorithms import order_statistics as algorithms_of_order
+from shardtensor.functions.algorithms import ranks as algorithms_of_order
 from shardtensor.functions.algorithms.distinct import SAMPLES
 from shardtensor.functions.algorithms.first_device import GATHERED
-from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
-from shardtensor.functions.split_search import isin_sorted, searchsorted_split
+from shardtensor.functions.algorithms.run_selection import CANDIDATES, rounds
+from shardtensor.functions.building.split_search import isin_sorted, searchsorted_split
+from shardtensor.functions.standard import sorting
+from shardtensor.functions.statistics import order_statistics
 from shardtensor.sharding.layout import offsets
 from tests.layouts import READ_ONLY, USABLE, assert_same, everywhere, mesh_of
 from tests.pairs import spread

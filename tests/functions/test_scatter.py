@@ -10,7 +10,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.communication.all_reduce import reduction_tree
-from shardtensor.functions.scatter import added_on_host, rows_at, scatter_add, scatter_add_each
+from shardtensor.functions.building.scatter import added_on_host, rows_at, scatter_add, scatter_add_each
 from tests.layouts import assert_close, everywhere, mesh_of, put
 
 

@@ -30,7 +30,7 @@ _MADE_BY = composition(lambda: None)(lambda: None).__code__  # type: ignore[attr
 def _is_declared(module: Any, name: str) -> bool:
     function = getattr(module, name, None)
     op = OPS.get(name)
-    return getattr(function, "__code__", None) is _MADE_BY or bool(op and op.dispatch is function and op.small)
+    return getattr(function, "__code__", None) is _MADE_BY or bool(op and op.dispatch is function and op.parts.small)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {

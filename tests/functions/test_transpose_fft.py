@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.functions.algorithms import chirp_fft, transpose_fft
+from shardtensor.functions.fft import chirp_fft, transpose_fft
 from shardtensor.host import fourier
 from tests.draws import drawn
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.algorithms.tsqr import is_tall, is_wide
+from shardtensor.functions.linalg.tsqr import is_tall, is_wide
 from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
 
@@ -128,7 +128,7 @@ def test_matrices_that_are_not_tall_are_not_factorized_by_parts(backend: str) ->
 
 
 def test_blocks_of_rows_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardtensor.functions.algorithms.tsqr._BLOCK", 64)
+    monkeypatch.setattr("shardtensor.functions.linalg.tsqr._BLOCK", 64)
     for m in (64, 400, 407):
         host = array((m, 3), "float64", m)
         residuals(host, *linalg.qr(st.device_put(host, mesh_of((3,), "numpy"))))

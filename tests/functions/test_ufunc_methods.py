@@ -12,8 +12,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.monoids import FOLDS
-from shardtensor.functions.ufunc_calls import _REDUCTIONS
+from shardtensor.functions.building.monoids import FOLDS
+from shardtensor.functions.ufunc_protocol.ufunc_calls import _REDUCTIONS
 from shardtensor.tensor.numpy_functions import UFUNC_NAMES
 from tests.draws import drawn
 from tests.layouts import assert_equal, assert_same, everywhere, put

@@ -877,7 +877,7 @@ def test_index_arrays_select_in_threads(monkeypatch: pytest.MonkeyPatch, rest: t
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_histograms_of_sorted_parts(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Elements on edges, outside of the range and NaN are counted as NumPy counts them."""
-    from shardtensor.functions import histograms
+    from shardtensor.functions.statistics import histograms
 
     monkeypatch.setattr(histograms, "_PART", 64)
     monkeypatch.setattr(histograms, "_SORTED", 256)

@@ -14,7 +14,7 @@ import shardtensor as st
 from shardtensor.communication import array_communicator, offload
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.host import blas_threads, threads
-from shardtensor.spmd import scheduler
+from shardtensor.spmd.scheduling import scheduler
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import write_state_of
 from tests.spmd.test_scheduler import hard_end as hard_end

@@ -138,8 +138,8 @@ def test_a_half_written_tensor_is_an_error_in_the_child() -> None:
         f"        STEP = {1 if all_of_them else 4}"
         """
         from shardtensor.host import blockwise
-        from shardtensor.functions import dlpack_export
-        from shardtensor.interpreters.mutation import writes
+        from shardtensor.functions.interchange import dlpack_export
+        from shardtensor.interpreters.writes import writes
         x, y = st.arange(8.0), st.arange(8.0)
         x[0] = y[0] = 1
         view = x[2:]
@@ -183,7 +183,7 @@ def test_a_half_written_tensor_is_an_error_in_the_child() -> None:
 def test_a_fork_in_a_write_of_the_forking_thread_continues_it() -> None:
     output = scripted(
         """
-        from shardtensor.interpreters.mutation import writes
+        from shardtensor.interpreters.writes import writes
         x, children, real = st.arange(8.0), [], writes.exclusive_arrays
         x[0] = 1
         def forking(*args):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardtensor.host import sorting
+from shardtensor.host import host_sorting
 
 RANDOM = np.random.default_rng(0)
 
@@ -30,12 +30,12 @@ LINES: dict[str, Callable[[int, int], Any]] = {
 @pytest.mark.parametrize("threads", [2, 3, 5])
 @pytest.mark.parametrize("name", LINES)
 def test_any_number_of_threads_sorts(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "num_threads", lambda: threads)
+    monkeypatch.setattr(host_sorting, "num_threads", lambda: threads)
     for n in (1 << 16, 65_537, 100_003):
         line = LINES[name](n, threads)
-        np.testing.assert_array_equal(sorting.sort(line, 0), np.sort(line))
+        np.testing.assert_array_equal(host_sorting.sort(line, 0), np.sort(line))
         keys = line.astype("float32")
-        np.testing.assert_array_equal(sorting.argsort(keys, 0), np.argsort(keys, stable=True))
+        np.testing.assert_array_equal(host_sorting.argsort(keys, 0), np.argsort(keys, stable=True))
 
 
 def test_zeros_are_found_without_a_copy_of_the_line() -> None:
@@ -43,7 +43,7 @@ def test_zeros_are_found_without_a_copy_of_the_line() -> None:
     x = np.linspace(-1.0, 1.0, 1 << 18, dtype=np.float32)
     tracemalloc.start()
     try:
-        assert not sorting._has_zeros(x)
+        assert not host_sorting._has_zeros(x)
         assert tracemalloc.get_traced_memory()[1] < 4096
     finally:
         tracemalloc.stop()
@@ -56,7 +56,7 @@ def test_large_arrays_are_searched_for_elements_in_order(
 ) -> None:
     """Blocks of elements in any order, in order, equal, and with NaN and zeros of both signs, are found as by NumPy."""
     for name, least in ("_SEARCHED_IN_ORDER", 8), ("_DIVIDED_FROM", 16), ("_BLOCK", 32):
-        monkeypatch.setattr(sorting, name, least)
+        monkeypatch.setattr(host_sorting, name, least)
     generator = np.random.default_rng(0)
     table = np.sort(generator.integers(-9, 9, 20).astype(dtype))
     wanted = generator.integers(-12, 12, 150).astype(dtype)
@@ -65,5 +65,5 @@ def test_large_arrays_are_searched_for_elements_in_order(
     if wanted.dtype.kind in "fc":
         wanted[::7], wanted[1::9], table[-1] = np.nan, -0.0, np.nan
     for x2 in wanted, wanted.reshape(10, 15), wanted.astype("f8") if wanted.dtype.kind != "c" else wanted[:0]:
-        found = sorting.searchsorted(table, x2, side)
+        found = host_sorting.searchsorted(table, x2, side)
         np.testing.assert_array_equal(found, np.searchsorted(table, x2, side=side), strict=True)

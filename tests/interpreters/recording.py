@@ -10,7 +10,7 @@ import shardtensor as st
 from shardtensor.core import OPS, Interpreter, bind, innermost, interpreting
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
-from shardtensor.spmd.program import current
+from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, without_elements
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.communication import gather_scatter
-from shardtensor.functions.indexing import setitem
+from shardtensor.functions.standard.indexing import setitem
 from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
 from tests.draws import drawn

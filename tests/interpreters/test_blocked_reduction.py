@@ -21,7 +21,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.monoids import MONOIDS
+from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.host import memory_pool, threads
 from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
 from tests import layouts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.mutation import writes
+from shardtensor.interpreters.writes import writes
 from shardtensor.tensor.storage import PendingWrite
 from tests.layouts import allocated, assert_same, place_of, put
 

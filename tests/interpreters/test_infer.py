@@ -17,18 +17,18 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import tensor
 from shardtensor.core import OPS, interpreting
-from shardtensor.functions.indexing import setitem
+from shardtensor.functions.standard.indexing import setitem
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import stand_in
+from shardtensor.interpreters.views.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.draws import drawn
 from tests.layouts import USABLE, array, everywhere, mesh_of
 
-DATA_DEPENDENT = {"take_along_axis", *[name for name, op in OPS.items() if op.announcing]}
+DATA_DEPENDENT = {"take_along_axis", *[name for name, op in OPS.items() if op.parts.announcing]}
 """Operators whose transfers depend on the elements, which are inferred as for elements in random order."""
 
-OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes})
+OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if "escapes" in op.tags})
 
 
 def layouts(result: Any) -> list[Any]:

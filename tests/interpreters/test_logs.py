@@ -203,7 +203,7 @@ def test_a_view_that_is_sorted_in_a_program_is_read_once(backend: str) -> None:
 
 def test_an_operator_runs_as_before_when_a_log_has_ended() -> None:
     x = put(np.arange(40_000.0)[::-1] % 977, "numpy")
-    before = {name: op.algorithm for name, op in core.OPS.items() if op.announcing}
+    before = {name: op.parts.algorithm for name, op in core.OPS.items() if op.parts.announcing}
     wanted = bits_of(st.partition(x, 9))
     with st.transfers():
         for call in (st.sort, st.argsort, lambda x: st.partition(x, 9), st.unique, st.nonzero):

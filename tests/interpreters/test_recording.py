@@ -19,9 +19,10 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
-from shardtensor.functions import halos, unsplit_lines
-from shardtensor.functions.algorithms import blocked, blocked_qr, chirp_fft, transpose_fft, tsqr
-from shardtensor.functions.scatter import scatter_add
+from shardtensor.functions.building import halos, unsplit_lines
+from shardtensor.functions.building.scatter import scatter_add
+from shardtensor.functions.fft import chirp_fft, transpose_fft
+from shardtensor.functions.linalg import blocked_factorizations, blocked_qr, tsqr
 from shardtensor.sharding.copy_plan import Line
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
@@ -29,7 +30,7 @@ from tests.interpreters.recording import Trace, jacobi, write_views
 from tests.interpreters.test_infer import layouts, split, step
 from tests.layouts import array, everywhere, mesh_of
 
-ESCAPES = {name for name, op in OPS.items() if op.escapes}
+ESCAPES = {name for name, op in OPS.items() if "escapes" in op.tags}
 
 
 def replays(fn: Callable[..., Any], *args: Any) -> Trace:
@@ -193,8 +194,8 @@ def steps(x: Any) -> Any:
         transpose_fft.fft_real_columns(x, n=4, scale=1.0, inverse=False),
         transpose_fft.fft_unpacked(z), transpose_fft.fft_of_real(z, z), transpose_fft.fft_to_real(z, z, inverse=True),
         *chirps(z), tsqr.tall_qr(x), tsqr.tall_r(x),
-        blocked.blocked_cholesky(st.eye(2)), blocked.blocked_inv(st.eye(2)), blocked.blocked_slogdet(x[:2]),
-        blocked.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
+        blocked_factorizations.blocked_cholesky(st.eye(2)), blocked_factorizations.blocked_inv(st.eye(2)), blocked_factorizations.blocked_slogdet(x[:2]),
+        blocked_factorizations.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
         unsplit_lines.padded(x, widths=((0, 1), (2, 0)), value=np.float64(7).tobytes()),
         unsplit_lines.central_differences(x, axis=0, spacing=1.0),
         halos.lines_copied((x[:2], x), 0, (Line(1, 2, 0, 0),)),
@@ -217,9 +218,9 @@ def test_the_tests_see_every_operator() -> None:
     traces = [replays(others, x), replays(functools.partial(MAPS["arrays"], d=None), st.ones((4, 2)))]
     traces.append(replays(functools.partial(MAPS["an equal result"], d=None), x))
     seen = {op.name for trace in traces for op, *_ in trace.steps}
-    composed = {name for name, op in OPS.items() if op.composite and not op.algorithm}
+    composed = {name for name, op in OPS.items() if op.parts.composite and not op.parts.algorithm}
     inside = {"add_partials", "partial_sums"}  # Storages and transfers call them while an operator runs.
-    loops = {name for name, op in OPS.items() if op.functions}  # See `tests.interpreters.test_control_flow`.
+    loops = {name for name, op in OPS.items() if op.signature.functions}  # See `tests.interpreters.test_control_flow`.
     of_transforms = {"bessel_i1", "draws_of_examples", "gamma_slope", "mills_ratio", "rows_at", "scatter_add_each"}
     assert set(OPS) - ESCAPES - loops - of_transforms == seen | set(CASES) | set(COLLECTIVES) | composed | inside
 

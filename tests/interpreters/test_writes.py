@@ -26,8 +26,8 @@ import shardtensor as st
 from shardtensor.backend import HOST, current_device
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS, bind_into
-from shardtensor.interpreters.mutation import views as view_storages
-from shardtensor.interpreters.mutation import write_transaction, writes
+from shardtensor.interpreters.views import views as view_storages
+from shardtensor.interpreters.writes import write_transaction, writes
 from shardtensor.testing import CheckedArray, CheckedBackend
 from shardtensor.testing.checked import _Namespace
 from tests.draws import drawn
@@ -1936,7 +1936,7 @@ def test_an_in_place_operator_on_an_item_is_one_write(backend: str) -> None:
 def test_repeated_writes_are_planned_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = [put(np.arange(40.0).reshape(10, 4), "checked", (count,)) for _ in range(2)]
     planned: list[Any] = []
-    plan = importlib.import_module("shardtensor.interpreters.mutation.write_ops").TransferPlan
+    plan = importlib.import_module("shardtensor.interpreters.writes.write_ops").TransferPlan
     monkeypatch.setattr(
         plan, "__init__", lambda self, *args, init=plan.__init__: (planned.append(args), init(self, *args))[1]
     )

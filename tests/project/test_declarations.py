@@ -17,7 +17,7 @@ import shardtensor as st
 from shardtensor.backend import function_of
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS, bind_into, operator
-from shardtensor.functions.elementwise import add, divide, multiply
+from shardtensor.functions.standard.elementwise import add, divide, multiply
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.tensor.tensor import ArrayLike
 from tests.cases import CASES, elementwise_cases

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import shardtensor as st
-import shardtensor.functions.scatter
-import shardtensor.functions.special
-import shardtensor.functions.ufunc_methods
+import shardtensor.functions.building.scatter
+import shardtensor.functions.building.special
+import shardtensor.functions.ufunc_protocol.ufunc_methods
 import shardtensor.random
 from shardtensor.core import OPS
 from tests.scripts import ROOT, new_process, output_of
@@ -170,7 +170,7 @@ def test_modules_that_are_imported_on_use_have_the_names_that_type_checkers_see(
 
 
 def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
-    code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.sorting'; "
+    code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.standard.sorting'; "
     code += "assert m not in sys.modules; x.sort(); assert m in sys.modules; print(np.vstack([x, x]).tolist())"
     assert output_of(new_process("-c", code)) == "[[1, 3], [1, 3]]\n"
 
@@ -178,7 +178,7 @@ def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
     """A type checker treats all names that `import *` finds as public; at runtime these are the operators."""
     chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
-    assert "shardtensor.functions.elementwise" in chapters
+    assert "shardtensor.functions.standard.elementwise" in chapters
     for chapter in chapters:
         defined = {name for name in names_of(ast.parse(MODULES[chapter].read_text())) if not name.startswith("_")}
         assert defined == set(sys.modules[chapter].__all__), chapter

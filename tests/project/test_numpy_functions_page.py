@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.functions.algorithms import first_device, panels
+from shardtensor.functions.algorithms import first_device
+from shardtensor.functions.linalg import panels
 from tests.numpy_calls import METHODS, MODULES, NO_ARRAYS, functions_of
 from tests.numpy_table import ARRAYS, PAGE, SIZES, TITLES, leaves, measured, operands_of, page, section
 

@@ -312,8 +312,8 @@ def test_fixed_indices_and_new_dimensions_by_hand() -> None:
 def moved(name: str, operands: list[st.ShardedTensor], **params: Any) -> tuple[Any, int]:
     """Returns the plan of a data movement, and how many elements it sends, after it has been checked."""
     op = OPS[name]
-    assert op.movement is not None
-    says = op.movement([x._aval for x in operands], operands[0].sharding.mesh, **params)
+    assert op.parts.movement is not None
+    says = op.parts.movement([x._aval for x in operands], operands[0].sharding.mesh, **params)
     grids, shapes = [x._aval.grid for x in operands], [x.shape for x in operands]
     return says, check_copies(says.regions, grids, shapes, says.sharding.grid(says.shape), says.whole)
 

@@ -13,7 +13,7 @@ import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each
 from shardtensor.communication.transfer_plan import TransferPlan
-from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
+from shardtensor.interpreters.views.index_entries import AdvancedIndex
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.index import Index, canonical, region_of, to_numpy
 from shardtensor.sharding.layout import Grid

@@ -29,47 +29,47 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor_cupy.searches": {"_DIMENSIONS": 1},
     "shardtensor_cupy.sequences": {"_TAPS": 2},
     "shardtensor_cupy.ufuncs": {"LARGE": 1},
-    "shardtensor.communication.across": {"_BLOCK": 64},
+    "shardtensor.communication.between_processes.sums_across_processes": {"_BLOCK": 64},
     "shardtensor.communication.all_reduce": {"CHUNKED_FROM": 1},
     "shardtensor.communication.array_communicator": {"_BLOCK": 64, "_DIVIDED_FROM": 1},
     "shardtensor.communication.between_memories": {"COLLECTED": 0},
     "shardtensor.communication.gather_scatter": {"AT_ONCE": 16},
     "shardtensor.communication.merging": {"MERGED_AT_ONCE": 2, "_ARGUMENT_WORDS": 12},
     "shardtensor.communication.messages": {"_PACKED_UP_TO": 0},
-    "shardtensor.communication.processes": {"_SAMPLED_FROM": 16, "_SAMPLE": 4},
-    "shardtensor.communication.rounds": {"MOST": 64},
+    "shardtensor.communication.between_processes.processes": {"_SAMPLED_FROM": 16, "_SAMPLE": 4},
+    "shardtensor.communication.between_processes.rounds": {"MOST": 64},
     "shardtensor.communication.schedules": {"_AT_A_TIME": 4},
     "shardtensor.communication.transfer_log": {"_AT_A_TIME": 2},
     "shardtensor.communication.transfer_plan": {"_FILLED": 0, "_BOXES": 0},
-    "shardtensor.functions.algorithms.chirp_fft": {"PIECE": 4, "_MOST": 2},
+    "shardtensor.functions.fft.chirp_fft": {"PIECE": 4, "_MOST": 2},
     "shardtensor.functions.algorithms.distinct": {"SAMPLES": 1, "PIECE": 2, "PIECE_ON_DEVICE": 2},
-    "shardtensor.functions.algorithms.elimination": {"_BASE": 1},
+    "shardtensor.functions.linalg.elimination": {"_BASE": 1},
     "shardtensor.functions.algorithms.first_device": {"GATHERED": 0},
-    "shardtensor.functions.algorithms.panels": {"GATHERED": 1, "PANEL": 2, "SCRATCH": 16},
+    "shardtensor.functions.linalg.panels": {"GATHERED": 1, "PANEL": 2, "SCRATCH": 16},
     "shardtensor.functions.algorithms.requests": {"ROUND": 4},
-    "shardtensor.functions.algorithms.roots_of_unity": {"THREADED": 1, "_PARTS": 2},
+    "shardtensor.functions.fft.roots_of_unity": {"THREADED": 1, "_PARTS": 2},
     "shardtensor.functions.algorithms.scan": {"_FEW_BYTES": 0, "_FEW_ON_DEVICES": 0, "_ROW": 2, "_LINES": 1, "_BLOCK": 4},
-    "shardtensor.functions.algorithms.selection": {"CANDIDATES": 8},
+    "shardtensor.functions.algorithms.run_selection": {"CANDIDATES": 8},
     "shardtensor.functions.algorithms.top_k": {"_SELECTED_FROM": 1},
-    "shardtensor.functions.algorithms.transpose_fft": {"_GATHERED": 1},
-    "shardtensor.functions.algorithms.tsqr": {"_BLOCK": 4},
-    "shardtensor.functions.differences": {"_BLOCK": 2, "_FEW": 1, "_PRODUCTS": 8},
-    "shardtensor.functions.histograms": {"_PART": 2, "PIECE": 4, "_SORTED": 2},
-    "shardtensor.functions.linalg": {"_FEW": 1},
-    "shardtensor.functions.derivatives.products": {"_FEW_PRODUCTS": 1},
-    "shardtensor.functions.monoids": {"_ROW": 2},
-    "shardtensor.functions.npy_files": {"_BLOCK": 16},
-    "shardtensor.functions.products": {"SMALL": 1, "_FEW": 1},
-    "shardtensor.functions.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
-    "shardtensor.functions.repetition": {"_SMALL": 1},
-    "shardtensor.functions.ufunc_methods": {"_SORTED_ELEMENT": 0},
-    "shardtensor.functions.unsplit_lines": {"_LARGE": 1},
+    "shardtensor.functions.fft.transpose_fft": {"_GATHERED": 1},
+    "shardtensor.functions.linalg.tsqr": {"_BLOCK": 4},
+    "shardtensor.functions.numpy.differences": {"_BLOCK": 2, "_FEW": 1, "_PRODUCTS": 8},
+    "shardtensor.functions.statistics.histograms": {"_PART": 2, "PIECE": 4, "_SORTED": 2},
+    "shardtensor.functions.linalg.equations": {"_FEW": 1},
+    "shardtensor.functions.derivatives.of_products": {"_FEW_PRODUCTS": 1},
+    "shardtensor.functions.building.monoids": {"_ROW": 2},
+    "shardtensor.functions.interchange.npy_files": {"_BLOCK": 16},
+    "shardtensor.functions.numpy.products": {"SMALL": 1, "_FEW": 1},
+    "shardtensor.functions.random.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
+    "shardtensor.functions.standard.repetition": {"_SMALL": 1},
+    "shardtensor.functions.ufunc_protocol.ufunc_methods": {"_SORTED_ELEMENT": 0},
+    "shardtensor.functions.building.unsplit_lines": {"_LARGE": 1},
     "shardtensor.host.blockwise": {
         "LONG": 0.0, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
     },
     "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 2},
     "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
-    "shardtensor.host.sorting": {
+    "shardtensor.host.host_sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
     },
     "shardtensor.interpreters.execution.blocked_reduction": {
@@ -79,30 +79,30 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.execution.cell_products": {"_MOST_BYTES": 0},
     "shardtensor.interpreters.execution.cell_reduction": {"_TERMS": 1},
     "shardtensor.interpreters.execution.one_pass": {"_FEW_BYTES": 0},
-    "shardtensor.interpreters.execution.products": {"GATHERED": 0},
-    "shardtensor.interpreters.execution.small_floats": {"_LARGE": 1},
-    "shardtensor.interpreters.jit.blocked": {"BLOCK": 8, "_LEAST": 2, "MOST_ROW": 8, "_TASK": 16, "_TASKS": 2},
-    "shardtensor.interpreters.jit.c_executor": {
+    "shardtensor.interpreters.execution.product_layouts": {"GATHERED": 0},
+    "shardtensor.interpreters.execution.small_float_calls": {"_LARGE": 1},
+    "shardtensor.interpreters.jit.kernels.numpy_executor": {"BLOCK": 8, "_LEAST": 2, "MOST_ROW": 8, "_TASK": 16, "_TASKS": 2},
+    "shardtensor.interpreters.jit.c.c_executor": {
         "_ALIGNED": 2, "_LONG_ROW": 2, "STEPS": 2, "_BAND": 8, "_WIDTH": 2, "_HALVES": 2,
         "_PIECE": 1e-9, "_CHUNK": 1e-9,
     },
-    "shardtensor.interpreters.jit.c_source": {"LANES": 2, "SEGMENT": 4},
-    "shardtensor.interpreters.jit.c_loops": {"_UNKNOWN": 1},
-    "shardtensor.interpreters.jit.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
-    "shardtensor.interpreters.jit.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
-    "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
+    "shardtensor.interpreters.jit.c.c_source": {"LANES": 2, "SEGMENT": 4},
+    "shardtensor.interpreters.jit.c.c_loops": {"_UNKNOWN": 1},
+    "shardtensor.interpreters.jit.c.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
+    "shardtensor.interpreters.jit.rewrites.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
+    "shardtensor.interpreters.jit.rewrites.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
-    "shardtensor.interpreters.jit.fused": {"_CALL": 1},
-    "shardtensor.interpreters.jit.fused_alone": {"MOST": 8},
-    "shardtensor.interpreters.jit.groups": {"LEAST": 1, "_MOST": 2},
-    "shardtensor.interpreters.jit.graphs": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
-    "shardtensor.interpreters.jit.operands": {"_WORK": 0},
-    "shardtensor.interpreters.jit.segments": {"MOST_BYTES": 16},
-    "shardtensor.interpreters.jit.temporal_blocking": {"LEAST_BYTES": 0, "ROWS": 0},
-    "shardtensor.interpreters.mutation.scalar_elements": {"_TOGETHER": 2},
-    "shardtensor.interpreters.mutation.scattered_on_device": {"_DENSE": 0},
-    "shardtensor.interpreters.mutation.views": {"_MOST_REPEATED": 1},
-    "shardtensor.interpreters.mutation.writes": {"_FEW": 1},
+    "shardtensor.interpreters.jit.grouping.fused": {"_CALL": 1},
+    "shardtensor.interpreters.jit.grouping.fused_alone": {"MOST": 8},
+    "shardtensor.interpreters.jit.grouping.groups": {"LEAST": 1, "_MOST": 2},
+    "shardtensor.interpreters.jit.cuda.graphs": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
+    "shardtensor.interpreters.jit.kernels.kernel_operands": {"_WORK": 0},
+    "shardtensor.interpreters.jit.cuda.segments": {"MOST_BYTES": 16},
+    "shardtensor.interpreters.jit.c.temporal_blocking": {"LEAST_BYTES": 0, "ROWS": 0},
+    "shardtensor.interpreters.views.scalar_elements": {"_TOGETHER": 2},
+    "shardtensor.interpreters.writes.scattered_on_device": {"_DENSE": 0},
+    "shardtensor.interpreters.views.views": {"_MOST_REPEATED": 1},
+    "shardtensor.interpreters.writes.writes": {"_FEW": 1},
     "shardtensor.interpreters.small_results": {"_MOST_BYTES": 0, "_MOST_ITEMS": 1},
 }  # fmt: skip
 """The thresholds of each module, and a number for each with which a few elements are many."""
@@ -111,59 +111,59 @@ OTHERS = {
     "settings of programs and of processes": """
         demo.DEFAULT_DEVICES demo.DEFAULT_STEPS demo.HELD_OUT demo.SEED launcher.TIMED_OUT
         communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
-        communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
-        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.scheduler._ROOM""",
+        communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.c.compiler._TIMEOUT
+        spmd.scheduling.helper_delays._LONG spmd.scheduling.helper_delays._SHORT spmd.scheduling.scheduler._ROOM""",
     "seconds, and seconds of one step": """
         communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
-        communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
+        communication.gloo_engine._SIGNS communication.between_processes.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
         host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
-        interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
-        interpreters.jit.c_loop_library._SECONDS
-        interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
-        interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
-        communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduler._POLL""",
+        interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c.c_executor._FUNCTION
+        interpreters.jit.c.c_loop_library._SECONDS
+        interpreters.jit.c.compiler._POLL interpreters.jit.c.kernel_files.MOST_SECONDS
+        interpreters.jit.c.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
+        communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduling.scheduler._POLL""",
     "texts and pictures": """
-        communication.agreement._MESSAGE communication.difference._LINE communication.difference._SIZE
-        communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
+        communication.between_processes.agreement._MESSAGE communication.between_processes.difference._LINE communication.between_processes.difference._SIZE
+        communication.between_processes.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
         communication.traffic_picture._PIXELS communication.traffic_picture._ROWS communication.traffic_picture._WIDTH
         host.limits._SHOWN sharding.html._BLOCKS sharding.html._CHARACTER sharding.html._LEAST_SIDE sharding.html._SIDE
         sharding.visualize._CELL sharding.visualize._LINES job_output._MOST
         tensor.identity._LONGEST""",
     "sizes of caches": """
-        communication.agreement._KEPT host.threads._KEPT interpreters.device._AVALS interpreters.infer._KEPT
-        interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
-        interpreters.jit.cuda_executor._LAYOUTS
-        interpreters.jit.kernel_files.MOST_BYTES interpreters.mutation.views._MOST_KNOWN
-        spmd.assistant._KEPT spmd.launch._MOST_KNOWN
-        interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.captured._MOST
-        spmd.helper_delays._REMEMBERED spmd.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
+        communication.between_processes.agreement._KEPT host.threads._KEPT interpreters.on_device._AVALS interpreters.infer._KEPT
+        interpreters.jit.jit._KEPT interpreters.jit.c.c_executor._LAYOUTS interpreters.jit.c.c_executor._MOST
+        interpreters.jit.cuda.cuda_executor._LAYOUTS
+        interpreters.jit.c.kernel_files.MOST_BYTES interpreters.views.views._MOST_KNOWN
+        spmd.scheduling.assistant._KEPT spmd.maps.launch._MOST_KNOWN
+        interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.maps.captured._MOST
+        spmd.scheduling.helper_delays._REMEMBERED spmd.scheduling.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
         cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
     "sizes of formats, of dtypes and of limits of other libraries": """
         backend.device.HOST_MEMORY backend.protocol.MOST_DEVICES backend.small_floats._FIRST_OF_USERS
-        communication.agreement.SHORT communication.gloo_engine._CHUNK communication.lifelines._LEFT
-        communication.lifelines._TOKEN communication.mpi_engine._CHUNK
-        communication.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
-        functions.dlpack_memory._ON_HOST functions.histograms._MOST_BINS functions.npy_files._LONGEST_HEADER
-        functions.repetition._NEVER_WRAPS
-        host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.fused_in_maps.COMPILED
-        interpreters.jit.c_executor._COPIED interpreters.jit.c_trips.ENDLESS
-        interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
+        communication.between_processes.agreement.SHORT communication.gloo_engine._CHUNK communication.between_processes.lifelines._LEFT
+        communication.between_processes.lifelines._TOKEN communication.mpi_engine._CHUNK
+        communication.between_processes.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
+        functions.interchange.dlpack_memory._ON_HOST functions.statistics.histograms._MOST_BINS functions.interchange.npy_files._LONGEST_HEADER
+        functions.standard.repetition._NEVER_WRAPS
+        host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.grouping.fused_in_maps.COMPILED
+        interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
+        interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
     "alignments": """
-        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.graphs._ALIGNMENT""",
+        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
-        functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST
-        functions.distributions._LOW functions.random_elements._ATTEMPTS
-        functions.random_elements._RATIO functions.random_kernel._NARROW functions.random_keys._WORD
+        functions.random.distributions._FEW functions.random.distributions._LEAST_LIKELY functions.random.distributions._MOST
+        functions.random.distributions._LOW functions.random.random_elements._ATTEMPTS
+        functions.random.random_elements._RATIO functions.random.random_kernel._NARROW functions.random.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
         host.philox._COUNTERS host.philox._LOW""",
     "where series and continued fractions of special functions begin and end": """
-        functions.special._FAR functions.special._GREAT functions.special._LAST_TERM functions.special._TAIL""",
-    "sizes from which there is an error": "functions.linalg._GATHERED",
+        functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
+    "sizes from which there is an error": "functions.linalg.equations._GATHERED",
     "kernels of CUDA, whose tests have arrays of all sizes on a GPU": """
-        functions.random_kernel._THREADS interpreters.jit.cuda_executor.BLOCKS interpreters.jit.cuda_executor.SEGMENT
-        interpreters.jit.cuda_executor._BLOCK interpreters.jit.cuda_executor._PARAMETERS
-        interpreters.jit.cuda_source.MOST_THREADS cupy.casts._ROWS cupy.casts._TILE cupy.elementwise._MOST
+        functions.random.random_kernel._THREADS interpreters.jit.cuda.cuda_executor.BLOCKS interpreters.jit.cuda.cuda_executor.SEGMENT
+        interpreters.jit.cuda.cuda_executor._BLOCK interpreters.jit.cuda.cuda_executor._PARAMETERS
+        interpreters.jit.cuda.cuda_source.MOST_THREADS cupy.casts._ROWS cupy.casts._TILE cupy.elementwise._MOST
         cupy.elementwise._PACK cupy.elementwise._SINGLY cupy.elementwise._THREADS cupy.reduction_kernels.MOST
         cupy.reduction_kernels.PACK cupy.reduction_kernels.THREADS cupy.reduction_kernels._AT_LAST
         cupy.reduction_kernels._RADIX cupy.reductions._CHUNKS cupy.reductions._CHUNKS_OF_COLUMNS

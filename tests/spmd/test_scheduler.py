@@ -34,9 +34,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import shardtensor as st
 from shardtensor.communication import array_communicator
 from shardtensor.host import blas_threads, signals, threads
-from shardtensor.spmd import helper_delays, launch, scheduler
-from shardtensor.spmd import program as programs
 from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.maps import launch
+from shardtensor.spmd.scheduling import helper_delays, scheduler
+from shardtensor.spmd.scheduling import mapped_program as programs
 from shardtensor.tensor import ownership
 from tests.conftest import Late
 from tests.draws import all_of_them, drawn

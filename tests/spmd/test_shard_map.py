@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.sharding.layout import offsets
-from shardtensor.spmd import outputs
+from shardtensor.spmd.maps import outputs
 from tests import draws
 from tests.layouts import (
     DTYPES,

@@ -19,7 +19,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import backend_of
 from shardtensor.host import threads
-from shardtensor.spmd.smap import even_factors
+from shardtensor.spmd.maps.smap import even_factors
 from tests.draws import drawn
 from tests.layouts import READ_ONLY, USABLE, array, assert_same, everywhere, in_use, mesh_of, place_of, shapes
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as draws
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions import differences
+from shardtensor.functions.numpy import differences
 from tests.draws import drawn
 from tests.interpreters.test_infer import totals
 from tests.layouts import READ_ONLY, everywhere, mesh_of, strided

@@ -27,7 +27,7 @@ import pytest
 from shardtensor.backend import Device, references, registry
 from shardtensor.errors import BackendError
 from shardtensor.testing import BackendTests, CheckedBackend, base
-from shardtensor.testing.ordering import ORDERED
+from shardtensor.testing.ordering_tests import ORDERED
 from tests.cases import CASES
 from tests.draws import drawn
 from tests.pairs import spread

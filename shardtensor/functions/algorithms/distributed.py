@@ -10,14 +10,14 @@ import numpy as np
 
 from shardtensor.backend.registry import processes_of
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
+from shardtensor.communication.between_processes.processes import described, note
 from shardtensor.communication.communicators import communicator
-from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.core import OPS, Op, implements
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.functions.algorithms.first_device import FirstDevice, alone, each_of, is_few
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
-from shardtensor.functions.placement import infer_transfer, transfer_to
+from shardtensor.functions.placement.transfers import infer_transfer, transfer_to
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import default_mesh

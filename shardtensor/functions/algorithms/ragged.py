@@ -14,8 +14,8 @@ import numpy as np
 
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_spanning
+from shardtensor.communication.between_processes.processes import completed
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import completed
 from shardtensor.communication.transfer import OperandTransfer, operand_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.functions.algorithms.shards import each_here

@@ -2,8 +2,8 @@
 
 The method is that of Shi & Schaeffer, "Parallel sorting by regular sampling" (1992): each device sorts its part, the
 parts are cut where the result is, each device receives its pieces and merges them. The cuts are exact
-(`shardtensor.functions.algorithms.selection`), so that parts of the result have the sizes of x's, whatever the elements
-are. Equal elements keep their order: pieces are merged in the order of the devices.
+(`shardtensor.functions.algorithms.run_selection`), so that parts of the result have the sizes of x's, whatever the
+elements are. Equal elements keep their order: pieces are merged in the order of the devices.
 
 The bytes that the P devices along the dimension send, for n elements of ``itemsize`` bytes in each of L lines:
 
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.functions.algorithms.first_device import GATHERED
-from shardtensor.functions.algorithms.selection import cuts
+from shardtensor.functions.algorithms.run_selection import cuts
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
-from shardtensor.host import sorting
+from shardtensor.host import host_sorting
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.tensor.value import aval
 
@@ -51,7 +51,7 @@ class Order(NamedTuple):
         """Returns the elements, or their indices, of an array on one device in this order along an axis."""
         along = axis % x.ndim
         if xp is np:
-            function = sorting.argsort if self.indices else sorting.sort
+            function = host_sorting.argsort if self.indices else host_sorting.sort
             return function(x, along, descending=self.descending, stable=self.stable)
         if not self.descending:
             return self._ascending(xp, x, along)

@@ -12,9 +12,9 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_processes.processes import completed, everywhere
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import completed, everywhere
 from shardtensor.communication.schedules import HostCopies
 from shardtensor.errors import NotAddressableError
 from shardtensor.host.blockwise import BYTE, LONG

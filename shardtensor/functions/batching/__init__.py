@@ -4,9 +4,9 @@ An operator that is composed of others needs no row: its operators have some. Ro
 interpreters.
 """
 
-from shardtensor.functions.batching import drawing as drawing
-from shardtensor.functions.batching import indexing as indexing
-from shardtensor.functions.batching import rules as rules
-from shardtensor.functions.batching import searching as searching
-from shardtensor.functions.batching.forms import Call as Call
-from shardtensor.functions.batching.forms import rule_of as rule_of
+from shardtensor.functions.batching import batched_drawing as batched_drawing
+from shardtensor.functions.batching import batched_indexing as batched_indexing
+from shardtensor.functions.batching import batched_searching as batched_searching
+from shardtensor.functions.batching import batching_rules as batching_rules
+from shardtensor.functions.batching.batching_forms import Call as Call
+from shardtensor.functions.batching.batching_forms import rule_of as rule_of

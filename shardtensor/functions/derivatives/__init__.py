@@ -36,15 +36,15 @@ _MODULES = {f"shardtensor.functions.{name}": rows for rows, names in _CHAPTERS.i
 
 def derivative_of(op: Op) -> Derivative | None:
     """Returns the derivative of an operator; None if it has no row."""
-    if op.derivative is not None:
-        if type(op.derivative) is str:  # The module that attaches those of its package.
-            importlib.import_module(op.derivative)
-            op.derivative = None if type(op.derivative) is str else op.derivative
-        return op.derivative  # type: ignore[no-any-return]
+    if op.parts.derivative is not None:
+        if type(op.parts.derivative) is str:  # The module that attaches those of its package.
+            importlib.import_module(op.parts.derivative)
+            op.parts.derivative = None if type(op.parts.derivative) is str else op.parts.derivative
+        return op.parts.derivative  # type: ignore[no-any-return]
     if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
         importlib.import_module(f"{__name__}.{rows}")
-        op.derivative = ROWS.get(op.name)
-    return op.derivative
+        op.parts.derivative = ROWS.get(op.name)
+    return op.parts.derivative
 
 
 def load_all() -> None:

@@ -58,7 +58,7 @@ class Call:
         given, made = iter(zip(tangents, self.kinds, strict=True)), []
         for k, operand in enumerate(self.kinds if self.tree is None else self.tree):
             mine = [next(given) for _ in leaves(operand)]
-            name = self.op.operands[0 if self.op.variadic else k]
+            name = self.op.operands[0 if self.op.signature.variadic else k]
             if name in self.saved:
                 made.append(self.saved[name])
             else:

@@ -18,12 +18,12 @@ from shardtensor.core import (
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.functions.batching import Call, rule_of
-from shardtensor.functions.random_keys import KeyBatch
-from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
+from shardtensor.functions.random.random_keys import KeyBatch
+from shardtensor.interpreters.batching.batched_values import LEAVES, LEFT, Batched, viewed
 from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
-from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.nested import Nested
 from shardtensor.interpreters.program_arrays import adopted, exported
+from shardtensor.interpreters.writes.write_ops import is_view
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
@@ -99,18 +99,20 @@ class Batcher(Nested, CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls an operator once for all examples."""
-        if op.spmd and "axis_name" in op.params:
+        if "spmd" in op.tags and "axis_name" in op.params:
             return self._collective(op, operands, params)
         if op.name == "getitem" and self._has_batched(params):
             op, operands, params = OPS["gather"], (*operands, *params), ()
-        elif not (self._has_batched(operands) or op.functions or (op.composite and self._has_batched(params))):
+        elif not (
+            self._has_batched(operands) or op.signature.functions or (op.parts.composite and self._has_batched(params))
+        ):
             result = bind_by(self.outer, op, operands, params)
             given = set(map(id, leaves(operands)))
             for y in leaves(result):
                 if type(y) is ShardedTensor and id(y) not in given:  # `asarray` may return its operand.
                     self._made[id(y)] = y
             return result
-        if op.escapes:
+        if "escapes" in op.tags:
             raise ConcretizationError(f"{op.error_name}: the elements of one example are read, {LEAVES}")
         return super().apply(op, operands, params)
 
@@ -154,8 +156,8 @@ class Batcher(Nested, CallInterpreter):
         Raises:
             ArgumentTypeError: it has none.
         """
-        if op.batching is not None:
-            importlib.import_module(op.batching)
+        if op.parts.batching is not None:
+            importlib.import_module(op.parts.batching)
         if op.name in SPECIAL:
             with self.outside():
                 return SPECIAL[op.name](self, op, operands, dict(zip(op.params, params, strict=True)))
@@ -165,11 +167,11 @@ class Batcher(Nested, CallInterpreter):
                 f"{op.error_name}: vmap cannot call it for all examples at once; call the function for each example, "
                 "st.stack([f(row) for row in x]), or for the parts of split arrays, by st.smap"
             )
-        if not op.trees:
+        if not op.signature.trees:
             operands = tuple([self._one(x) for x in operands])
-        is_batched = list(map(self.differs, leaves(operands) if op.trees else operands))
+        is_batched = list(map(self.differs, leaves(operands) if op.signature.trees else operands))
         with self.outside():
-            given = map_leaves(self.examples, operands) if op.trees else tuple(map(self.examples, operands))
+            given = map_leaves(self.examples, operands) if op.signature.trees else tuple(map(self.examples, operands))
             result = rule(Call(op, given, is_batched, dict(zip(op.params, params, strict=True)), self.size))
         return map_leaves(lambda y: self.value(y) if type(y) is ShardedTensor else y, result)
 
@@ -196,7 +198,7 @@ class Batcher(Nested, CallInterpreter):
                 return
             self._spread(base, op, next(found for x in leaves(operands) if (found := self.batched(x)) is not None))
         base, view_spec = out._base_and_view()
-        if op.assigns:
+        if "assigns" in op.tags:
             value, index = operands[1], operands[2]
             at = None if self._has_batched(index) else canonical(index, view_spec.shape)
             if at is None:

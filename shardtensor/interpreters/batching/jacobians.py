@@ -12,8 +12,8 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.interpreters.batching.api import vmap
-from shardtensor.interpreters.differentiation.api import argument_numbers, check_function, jvp, vjp
+from shardtensor.interpreters.batching.vmap import vmap
+from shardtensor.interpreters.differentiation.grad import argument_numbers, check_function, jvp, vjp
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import leaves, paths, replaced

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import shardtensor.interpreters.control_flow.execution  # noqa: F401 - it attaches the algorithms
 from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
-from shardtensor.functions.random_keys import Key
+from shardtensor.functions.random.random_keys import Key
 from shardtensor.interpreters.control_flow.operators import (
     Function,
     branch,

@@ -10,7 +10,7 @@ from typing import Any
 from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, is_recording, record_transfer, recorded_by
 from shardtensor.core import call, implements
 from shardtensor.errors import ArgumentError
-from shardtensor.functions.random_keys import Key
+from shardtensor.functions.random.random_keys import Key
 from shardtensor.interpreters.control_flow.operators import (
     Carry,
     Function,
@@ -30,7 +30,7 @@ from shardtensor.interpreters.control_flow.operators import (
     text_of,
 )
 from shardtensor.interpreters.infer import inferring
-from shardtensor.interpreters.mutation.views import stand_in
+from shardtensor.interpreters.views.views import stand_in
 from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, without_elements
 from shardtensor.tensor.value import aval

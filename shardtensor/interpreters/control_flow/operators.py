@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from shardtensor.backend.registry import in_job
 from shardtensor.core import call, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
-from shardtensor.functions.random_keys import Key
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.functions.random.random_keys import Key
+from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import shared
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 T = TypeVar("T")
 
 
-@operator(operands=("init", "xs", "bounds"), trees=("init", "xs", "bounds"), spmd=True, functions=("body",))
+@operator(operands=("init", "xs", "bounds"), trees=("init", "xs", "bounds"), tags=("spmd",), functions=("body",))
 def counted_loop(init: Carry, xs: Any, bounds: Any, /, body: Function, reverse: bool, caller: str) -> Any:
     """Calls ``body(i, carry, x)`` for each number of the bounds: the operator of `scan`, `fori_loop` and `map`.
 
@@ -46,7 +46,7 @@ def counted_loop(init: Carry, xs: Any, bounds: Any, /, body: Function, reverse: 
     """
 
 
-@operator(operands=("init",), trees=("init",), spmd=True, functions=("cond", "body"))
+@operator(operands=("init",), trees=("init",), tags=("spmd",), functions=("cond", "body"))
 def conditional_loop(init: Carry, /, cond: Function, body: Function, caller: str) -> Carry:
     """Calls ``body(carry)`` while ``cond(carry)`` is true: the operator of `while_loop`.
 
@@ -56,7 +56,7 @@ def conditional_loop(init: Carry, /, cond: Function, body: Function, caller: str
     """
 
 
-@operator(operands=("index", "operands"), trees=("index", "operands"), spmd=True, functions=("branches",))
+@operator(operands=("index", "operands"), trees=("index", "operands"), tags=("spmd",), functions=("branches",))
 def branch(index: Any, operands: Sequence[Any], /, branches: Sequence[Function], caller: str) -> Any:
     """Calls one of several functions: the operator of `cond` and `switch`.
 

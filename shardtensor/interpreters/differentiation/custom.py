@@ -11,8 +11,8 @@ from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.host.units import counted
-from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.rules import (
+from shardtensor.interpreters.differentiation.backward import Step, pulled_back
+from shardtensor.interpreters.differentiation.custom_rules import (
     Custom,
     GivenArguments,
     RuleCalls,
@@ -26,7 +26,7 @@ from shardtensor.interpreters.differentiation.rules import (
 )
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
-from shardtensor.interpreters.differentiation.values import Taped, kind_of, number_of
+from shardtensor.interpreters.differentiation.taped_values import Taped, kind_of, number_of
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor

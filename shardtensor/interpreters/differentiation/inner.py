@@ -17,14 +17,14 @@ from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_b
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.control_flow.operators import lack_elements
-from shardtensor.interpreters.differentiation.cotangents import pulled_back
+from shardtensor.interpreters.differentiation.backward import pulled_back
 from shardtensor.interpreters.differentiation.recorder import aval_of_scalar
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import LEFT, Taped, kind_of, number_of
+from shardtensor.interpreters.differentiation.taped_values import LEFT, Taped, kind_of, number_of
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
+from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
@@ -33,7 +33,7 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, ma
 def with_functions(op: Op, params: Params, around: Callable[[Function], Function]) -> Params:
     """Returns the parameters of an operator with other functions in place of those that it calls."""
     made = list(params)
-    for name in op.functions:
+    for name in op.signature.functions:
         at = op.params.index(name)
         made[at] = tuple(map(around, made[at])) if isinstance(made[at], tuple) else around(made[at])
     return tuple(made)
@@ -58,9 +58,9 @@ def knows_no_elements(tape: Tape, operands: Any) -> bool:
 
 def by_trips(tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
     """Executes a loop or a branch as that of Python, of which the tape records each operator."""
-    assert op.algorithm is not None
+    assert op.parts.algorithm is not None
     with interpreting(tape):
-        return op.algorithm(*operands, *params)
+        return op.parts.algorithm(*operands, *params)
 
 
 def storage_of(x: ShardedTensor) -> Any:
@@ -118,7 +118,7 @@ class Inner(Tape):
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a variable."""
         operands = self.current(operands)
-        return super().apply(op, map_leaves(self._mine, operands) if op.functions else operands, params)
+        return super().apply(op, map_leaves(self._mine, operands) if op.signature.functions else operands, params)
 
     def _mine(self, x: Any) -> Any:
         """Returns an operand as a tensor of this tape, if it is one of the other tape's."""
@@ -348,7 +348,7 @@ class _Abstract(Interpreter):
             return _weak(PYTHON[op.name](*operands))
         if op.name == "copy" and type(operands[0]) in SCALARS:
             return _weak(operands[0])
-        if op.functions:
+        if op.signature.functions:
             params = with_functions(op, params, _inferred)
         return bind_by(INFER.apply, op, operands, params)
 

@@ -36,10 +36,10 @@ class Outside(Nested):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call. In a program of a map, results of collectives of tensors are tensors, as on a tape."""
-        if op.functions:
+        if op.signature.functions:
             params = with_functions(op, params, self._noting)
         result = bind_by(self.outer, op, map_leaves(self.noted, operands), params)
-        are_tensors = op.spmd and any(type(x) is ShardedTensor for x in leaves(operands))
+        are_tensors = "spmd" in op.tags and any(type(x) is ShardedTensor for x in leaves(operands))
         return map_leaves(self.tape.adopted, result) if are_tensors else result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:

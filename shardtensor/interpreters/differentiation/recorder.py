@@ -14,11 +14,11 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.calls import CallInterpreter
-from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.values import LEFT, Taped
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.differentiation.backward import Step, pulled_back
+from shardtensor.interpreters.differentiation.taped_values import LEFT, Taped
 from shardtensor.interpreters.nested import Nested
 from shardtensor.interpreters.program_arrays import adopted, exported
+from shardtensor.interpreters.views.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.view_spec import ViewSpec, part_steps

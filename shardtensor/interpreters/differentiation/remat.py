@@ -20,10 +20,10 @@ from shardtensor.core import Op, Operands, Params, bind_by, bind_into, call, inn
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import Call
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative
-from shardtensor.functions.random_keys import SymbolicKey
+from shardtensor.functions.random.random_keys import SymbolicKey
 from shardtensor.interpreters.differentiation.inner import Inner, handle_on, number_in, numbers_around, storage_of
 from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
-from shardtensor.interpreters.differentiation.values import kind_of, number_of
+from shardtensor.interpreters.differentiation.taped_values import kind_of, number_of
 from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
@@ -56,7 +56,7 @@ class _Trial(Inner):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call."""
-        if self._known and not op.variadic:
+        if self._known and not op.signature.variadic:
             for name, x in zip(op.operands, operands, strict=False):
                 if name in ("bits", "key"):
                     self.check_key(x)
@@ -108,7 +108,7 @@ class _Calls(Nested):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call. Views, copies, loops and branches have no number."""
-        if op.name == "copy" or op.view_spec or op.functions:
+        if op.name == "copy" or op.parts.view_spec or op.signature.functions:
             return bind_by(self.outer, op, operands, params)
         self.count += 1
         return self.numbered(op, operands, params)

@@ -13,7 +13,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import kind_of, number_of
+from shardtensor.interpreters.differentiation.taped_values import kind_of, number_of
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements

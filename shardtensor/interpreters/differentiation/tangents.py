@@ -10,12 +10,12 @@ from typing import Any
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind, bind_by, call, interpreting
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
-from shardtensor.interpreters.differentiation.cotangents import Step, gathered_again, reduced_sum
+from shardtensor.interpreters.differentiation.backward import Step, gathered_again, reduced_sum
 from shardtensor.interpreters.differentiation.inner import root_of
 from shardtensor.interpreters.differentiation.tangents_of_loops import with_tangents
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
-from shardtensor.interpreters.differentiation.values import Taped
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.differentiation.taped_values import Taped
+from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, reduced
@@ -41,7 +41,7 @@ class Forward(Tape):
             ArgumentTypeError: the operator has no derivative.
             NeedsTape: it is a map.
         """
-        if op.functions:
+        if op.signature.functions:
             return with_tangents(self, op, operands, params)
         if op.name == "map_shards":
             raise NeedsTape

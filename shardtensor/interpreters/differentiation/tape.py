@@ -20,12 +20,12 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
 from shardtensor.interpreters.calls import Found
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Gathered, is_gathered, window
+from shardtensor.interpreters.differentiation.backward import WRITTEN, Gathered, is_gathered, window
 from shardtensor.interpreters.differentiation.recorder import INSTEAD, Recorder, any_write, row_of
-from shardtensor.interpreters.differentiation.values import LEAVES, Taped
-from shardtensor.interpreters.mutation.write_ops import is_view
-from shardtensor.interpreters.mutation.writes import check_result
+from shardtensor.interpreters.differentiation.taped_values import LEAVES, Taped
 from shardtensor.interpreters.programs.trace import PYTHON
+from shardtensor.interpreters.writes.write_ops import is_view
+from shardtensor.interpreters.writes.writes import check_result
 from shardtensor.places import is_in_package
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.view_spec import ViewSpec
@@ -54,7 +54,7 @@ class Tape(Recorder):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a differentiated argument."""
-        if op.spmd and isinstance(derivative := derivative_of(op), Recording):
+        if "spmd" in op.tags and isinstance(derivative := derivative_of(op), Recording):
             return derivative.record(self, op, operands, params)
         for x in operands:
             if type(x) is ShardedTensor:
@@ -69,11 +69,11 @@ class Tape(Recorder):
             if op.name == "split_over":
                 self.split = [*self.split[-15:], (result, operands[0], params[0])]
             return result
-        if op.escapes:
+        if "escapes" in op.tags:
             return self._escape(op, operands, params)
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
             return found
-        if op.view_spec and type(operands[0]) is ShardedTensor:
+        if op.parts.view_spec and type(operands[0]) is ShardedTensor:
             self.make_tensor(operands[0])
         return super().apply(op, operands, params)
 
@@ -112,7 +112,7 @@ class Tape(Recorder):
             return cast("Recording", derivative).record(self, op, operands, params)
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
-            name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
+            name = params[op.params.index("caller")] if "spmd" in op.tags and "caller" in op.params else op.error_name
             raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {INSTEAD}")
         return self.recorded(op, operands, params, derivative)
 
@@ -122,7 +122,7 @@ class Tape(Recorder):
         """Executes a call, and records it with a derivative, if an operand depends on a differentiated argument, or if
         the result ``depends`` on one in another way.
         """
-        in_trees = op.variadic or bool(op.trees)
+        in_trees = op.signature.variadic or bool(op.signature.trees)
         found = leaves(operands) if in_trees else operands
         states = [self.active(x) for x in found]
         if not any(states) and not depends:
@@ -283,7 +283,7 @@ class Tape(Recorder):
             out._make_writable()
         self.make_tensor(out)
         base, view_spec = out._base_and_view()
-        if op.assigns:
+        if "assigns" in op.tags:
             value, index = operands[1], operands[2]
             at = canonical(index, view_spec.shape)
             if at is None and self._assign(base, out, value, index):
@@ -367,7 +367,12 @@ class Tape(Recorder):
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
-        if op.assigns or out is not base or type(base._storage) is not Taped or base._storage.tape is not self:
+        if (
+            "assigns" in op.tags
+            or out is not base
+            or type(base._storage) is not Taped
+            or base._storage.tape is not self
+        ):
             return False
         if value._aval is not base._aval or type(value._storage) is not Taped:
             return False

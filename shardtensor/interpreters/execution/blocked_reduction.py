@@ -1,10 +1,10 @@
 """Blocked reductions and products of host arrays, whose blocks are distributed over threads.
 
 A shard is cut into blocks as an array is cut into shards. Each block gives a state (see
-`shardtensor.functions.monoids`), and the states are merged in a fixed order: those of one shard pairwise, as NumPy
-sums, so that rounding errors stay small; those of the shards along their tree. The cuts depend only on shapes, dtypes
-and memory layouts, and BLAS, whose results depend on its number of threads, uses one thread in each of ours. The number
-of threads therefore never changes a bit of the result.
+`shardtensor.functions.building.monoids`), and the states are merged in a fixed order: those of one shard pairwise, as
+NumPy sums, so that rounding errors stay small; those of the shards along their tree. The cuts depend only on shapes,
+dtypes and memory layouts, and BLAS, whose results depend on its number of threads, uses one thread in each of ours. The
+number of threads therefore never changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from shardtensor.communication.all_reduce import Tree, combine
 from shardtensor.communication.array_communicator import each_array
 from shardtensor.core import implements
-from shardtensor.functions import linear_algebra
-from shardtensor.functions.monoids import MONOIDS
+from shardtensor.functions.building.monoids import MONOIDS
+from shardtensor.functions.standard import linear_algebra
 from shardtensor.host import memory_pool
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.blockwise import BYTE, LONG, as_dtype

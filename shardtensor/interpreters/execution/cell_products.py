@@ -11,7 +11,7 @@ from shardtensor.communication.between_memories import COLLECTED
 from shardtensor.communication.merging import merged
 from shardtensor.communication.transfer import OperandTransfer
 from shardtensor.core import Operands
-from shardtensor.functions.products import contracted
+from shardtensor.functions.numpy.products import contracted
 from shardtensor.interpreters.execution.cell_reduction import in_every_cell
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies

@@ -18,7 +18,7 @@ from shardtensor.communication.array_communicator import each_array
 from shardtensor.communication.between_memories import COLLECTED
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.core import Operands
-from shardtensor.functions.monoids import Monoid, var_partial
+from shardtensor.functions.building.monoids import Monoid, var_partial
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies

@@ -12,7 +12,7 @@ from shardtensor.communication.all_reduce import CHUNKED_FROM, Group
 from shardtensor.communication.schedules import Schedule, combination, scattered_combination
 from shardtensor.communication.transfer import OperandTransfer
 from shardtensor.core import Op
-from shardtensor.functions.monoids import element_bytes, numbers_in_state
+from shardtensor.functions.building.monoids import element_bytes, numbers_in_state
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.spec import Chain
 from shardtensor.tensor.value import Aval

@@ -1,7 +1,7 @@
 """Linear operators on unreduced tensors: they compute with the partial sums, and the result is unreduced, too.
 
-Each of them is a plan of an operator on the tensors of the partial sums (see `shardtensor.tensor.partial_sums`), with
-its dimensions shifted by one, so that the partial sums keep their layout and nothing is added.
+Each of them is a plan of an operator on the tensors of the partial sums (see `shardtensor.tensor.partial_sum_storage`),
+with its dimensions shifted by one, so that the partial sums keep their layout and nothing is added.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardtensor.interpreters.execution.planning import make_plan
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis, reduced_axes
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.partial_sums import PartialSums
+from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, aval, reduced, stacked
 
@@ -226,7 +226,7 @@ def _contraction(kinds: Sequence[Any], params: dict[str, Any], name: str) -> Cal
     sums = _sums(kinds)
     if all(sums):
         return None
-    from shardtensor.functions.products import contract  # noqa: F401 - declares the operator
+    from shardtensor.functions.numpy.products import contract  # noqa: F401 - declares the operator
 
     rule = OPS[name].rule([k.shape for k in kinds], **params)
     left, _, right = rule.partition("->")

@@ -14,7 +14,7 @@ from shardtensor.communication.transfer import OperandTransfer, buffers_of, gath
 from shardtensor.communication.transfer_log import logger
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, Operands
-from shardtensor.functions.data_movement import DataMovement
+from shardtensor.functions.building.data_movement import DataMovement
 from shardtensor.interpreters.execution.strategies import Run
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.layout import Shape

@@ -18,8 +18,8 @@ import numpy as np
 from shardtensor.communication.all_reduce import Group, Tree, combine_rows, flat_tree, reduction_tree
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Operands
-from shardtensor.functions.linear_algebra import matmul, tensordot
-from shardtensor.functions.monoids import Monoid, sum_of_squares, var_partial
+from shardtensor.functions.building.monoids import Monoid, sum_of_squares, var_partial
+from shardtensor.functions.standard.linear_algebra import matmul, tensordot
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs
@@ -192,7 +192,7 @@ def _sums(
 
 def _scattered(strategies: Strategies, group: Group) -> Run:
     """Returns the plan that adds the rows of all shards at once (see `added_by_parts`)."""
-    from shardtensor.functions.scatter import added_by_parts  # Few programs need the chapter.
+    from shardtensor.functions.building.scatter import added_by_parts  # Few programs need the chapter.
 
     value, name, size = strategies.value, strategies.name, strategies.params["size"]
     moves = [move for move in strategies.moves if move is not None]
@@ -268,8 +268,8 @@ def _state(x: Array, axes: tuple[int, ...], count: int, precision: np.dtype[Any]
 
 
 def _factors(counts: Sequence[int], dtype: np.dtype[Any], ndim: int) -> list[tuple[Array, Array]]:
-    """Returns for each round of merges the factors of `shardtensor.functions.monoids`, one for each pair of states:
-    those of the difference of the means, and of its square.
+    """Returns for each round of merges the factors of `shardtensor.functions.building.monoids`, one for each pair of
+    states: those of the difference of the means, and of its square.
 
     Args:
         counts: the number of elements of each state.
@@ -347,9 +347,9 @@ def _as_matrices(strategies: Strategies, left: Shape, right: Shape) -> tuple[Cal
     if op.dispatch is matmul:
         # Leading dimensions of different numbers would have to be aligned.
         return (_vectors_as_matrices if len(left) == len(right) or len(left) + len(right) < 4 else None), len(left) - 1
-    if not op.product:
+    if "product" not in op.tags:
         return None, 0
-    from shardtensor.functions.products import matrices  # Programs without such products do not need the chapter.
+    from shardtensor.functions.numpy.products import matrices  # Programs without such products do not need the chapter.
 
     params = strategies.params
     rule = tensordot_rule((left, right), **params) if op.dispatch is tensordot else params["rule"]

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication import across
 from shardtensor.communication.all_reduce import all_reduce, combine
 from shardtensor.communication.array_communicator import each_array
+from shardtensor.communication.between_processes import sums_across_processes
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid
+from shardtensor.functions.building.monoids import MONOIDS, Monoid
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.one_pass import partials_in_one_pass
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.tensor.partial_sums import PartialSums
+from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, stacked, whole_of
 
@@ -97,7 +97,9 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
     def combined(states: dict[int, Any]) -> Iterator[tuple[int, Any]]:
         """Yields the position of each device of this process, and the combined state of its part."""
         if value.spans:
-            yield from across.reduce_scatter_across(groups, states, part, ops, devices, strategies.name).items()
+            yield from sums_across_processes.reduce_scatter_across(
+                groups, states, part, ops, devices, strategies.name
+            ).items()
             return
         for group in groups:
             for k in group.members:
@@ -138,7 +140,7 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
         states = {k: strategies.run(partial, k, rows[k]) for k in computing}
         arrays: dict[int, Any] = {}
         if value.spans:
-            arrays = across.all_reduce_across(groups, states, ops, devices, value.dtype, strategies.name)
+            arrays = sums_across_processes.all_reduce_across(groups, states, ops, devices, value.dtype, strategies.name)
         else:
             for group in groups:
                 arrays |= all_reduce(group, states, ops)

@@ -48,7 +48,7 @@ class Plan:
         strategy: ``"whole"`` (once on the whole buffer), ``"blocks"`` (block by block), ``"per shard"`` (once on each
             shard, or on each buffer that several devices share), ``"first"`` (once on the first device, which sends the
             result to the others), ``"reduce"`` (per shard, then combined), ``"panels"``
-            (see `shardtensor.interpreters.execution.products`), ``"move"`` (a `DataMovement`), ``"create"`` or
+            (see `shardtensor.interpreters.execution.product_layouts`), ``"move"`` (a `DataMovement`), ``"create"`` or
             ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
         of_buffers: returns the function that computes the buffer of the result from those of the operands, where they
@@ -81,7 +81,7 @@ class Plan:
             self.strategy, run = execution()
             if not is_addressable(self.result.shape, self.result.dtype):  # The plan can still be inferred.
                 run = self._refused
-            marks = self.op.keeps_arrays or self.op.creates
+            marks = "keeps arrays" in self.op.tags or self.op.creates
             self.run = (lambda operands: self._marked(run(operands), operands)) if marks else run
 
     def _refused(self, operands: Operands) -> Any:
@@ -102,7 +102,7 @@ class Plan:
 
     def infer(self, operands: Operands) -> ShardedTensor:
         """Returns the result without elements, and records the messages if a log is active."""
-        read = operands[1:] if self.op.prototype else operands
+        read = operands[1:] if "prototype" in self.op.tags else operands
         check_not_donated(*read)
         if is_recording():
             for x in read:
@@ -113,7 +113,7 @@ class Plan:
     def _marked(self, result: ShardedTensor, operands: Operands) -> ShardedTensor:
         """Marks a 0-d result as an array, if it is created or the operator keeps arrays and some operand is one."""
         op = self.op
-        kept = op.keeps_arrays and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
+        kept = "keeps arrays" in op.tags and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
         return mark_array(result) if op.creates or kept else result
 
     @property
@@ -165,7 +165,7 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     if op.dtype is not None and not callable(op.dtype):
         declared: np.dtype[Any] = np.dtype(op.dtype)
         return declared
-    if op.kernel and op.combine is None and op.dtype is None:
+    if op.parts.kernel and op.combine is None and op.dtype is None:
         if wanted is not None:
             return wanted
         return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))

@@ -66,7 +66,7 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
     if op.creates:  # Only a prototype and ``device=`` give the layout; a tensor that is the fill value does not.
         if type(params[-1]) is PartitionSpec:  # The mesh in use, to which a bare spec refers, can change between calls.
             params = (*params[:-1], with_mesh(params[-1], op.name))
-        placed = params[-1] is not None or (op.prototype and type(operands[0]) is ShardedTensor)
+        placed = params[-1] is not None or ("prototype" in op.tags and type(operands[0]) is ShardedTensor)
         if any(isinstance(p, (float, np.floating)) and p == 0 and np.signbit(p) for p in params):
             return _plan(op, kinds, params), operands  # -0.0 equals 0.0, whose plan would be taken.
     # Otherwise the result's layout is that of the default mesh, which can change between calls.
@@ -97,7 +97,7 @@ def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
 
 def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     if "ml_dtypes" in sys.modules:
-        from shardtensor.interpreters.execution.small_floats import small_float_plan  # Few programs import it.
+        from shardtensor.interpreters.execution.small_float_calls import small_float_plan  # Few programs import it.
 
         return small_float_plan(op, kinds, params) or make_plan(op, kinds, params)
     return make_plan(op, kinds, params)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.processes import described, note
+from shardtensor.communication.between_processes.processes import described, note
 from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import gather, operand_transfer
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.functions.data_movement import DataMovement
+from shardtensor.functions.building.data_movement import DataMovement
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.movement import copies, execute_movement
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of
@@ -99,9 +99,9 @@ def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     """
     named = dict(zip(op.params, params, strict=True))
     layout = named.pop("layout", None)
-    if not op.variadic:
+    if not op.signature.variadic:
         for name, kind in zip(op.operands, kinds, strict=True):
-            if kind is None and name not in op.optional:
+            if kind is None and name not in op.signature.optional:
                 raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
     if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
         kinds = [k if k is None else _as_array(k) for k in kinds]  # If all operands are scalars, the result is 0-d.
@@ -114,7 +114,7 @@ def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             "the AbstractMesh"
         )
     mesh = anchor(tensors).sharding.mesh if tensors else default_mesh()
-    return _movement_plan(op, kinds, named, mesh) if op.movement else rule_plan(op, kinds, named, mesh, layout)
+    return _movement_plan(op, kinds, named, mesh) if op.parts.movement else rule_plan(op, kinds, named, mesh, layout)
 
 
 def kind_of(x: Any) -> Kind:
@@ -149,9 +149,9 @@ def check_integers(op: Op, operands: Operands) -> None:
 
 
 def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> Plan:
-    assert op.movement is not None
+    assert op.parts.movement is not None
     arrays = [k if isinstance(k, (Aval, HostAval)) else _as_array(k) for k in kinds]
-    moved: DataMovement = op.movement(arrays, mesh, **params)
+    moved: DataMovement = op.parts.movement(arrays, mesh, **params)
     dtype = np.result_type(*[k.dtype for k in arrays])
     value = aval(moved.shape, dtype, moved.sharding, any(k.committed for k in arrays if isinstance(k, Aval)))
     first = operand_transfer(arrays[0], moved.target) if moved.target else None
@@ -178,7 +178,7 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
     device = params.pop("device")
     shape, dtype = op.rule(kinds, **params)
     committed = device is not None
-    if op.prototype and device is None and isinstance(kinds[0], Aval):
+    if "prototype" in op.tags and device is None and isinstance(kinds[0], Aval):
         device, committed = kinds[0].sharding, kinds[0].committed
     sharding = as_sharding(default_mesh() if device is None else device, len(shape), op.name)
     value = aval(shape, dtype, sharding, committed)
@@ -191,9 +191,9 @@ def _creation_plan(op: Op, kinds: Sequence[Kind], params: Named) -> Plan:
 
         def run(operands: Operands) -> ShardedTensor:
             reserve(hosted)
-            fills = operands[1:] if op.prototype else operands
+            fills = operands[1:] if "prototype" in op.tags else operands
             values = tuple([x if type(x) in SCALARS else gather(x, op.name)[()] for x in fills])
-            return fill((None, *values) if op.prototype else values)  # type: ignore[no-any-return]
+            return fill((None, *values) if "prototype" in op.tags else values)  # type: ignore[no-any-return]
 
         return "create", run
 

@@ -15,10 +15,10 @@ from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import buffers_of, operand_transfer
 from shardtensor.core import Op
 from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, sent_to, to_first
-from shardtensor.functions.monoids import MONOIDS
+from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of, result_dtype
-from shardtensor.interpreters.execution.products import InParts, cheapest
+from shardtensor.interpreters.execution.product_layouts import InParts, cheapest
 from shardtensor.interpreters.execution.strategies import Moves, Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -124,7 +124,7 @@ def _layouts(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: W
     text, shape = (rule_and_shape, None) if isinstance(rule_and_shape, str) else rule_and_shape
     rule = parse(text, tuple(map(len, shapes)), op.operands)
     propagated, panels = _propagated(op, kinds, shapes, rule, mesh), None
-    if op.product and (layout is None or (isinstance(layout, NamedSharding) and not layout.spec.unreduced)):
+    if "product" in op.tags and (layout is None or (isinstance(layout, NamedSharding) and not layout.spec.unreduced)):
         propagated, panels = cheapest(op, kinds, rule, mesh, propagated)
 
     tensors = [k for k in kinds if isinstance(k, Aval)]
@@ -237,7 +237,7 @@ def _reduction(strategies: Strategies, laid: _Layouts) -> Run:
 
         # The partial result of every shard is not needed.
         run: Run = _at_once(strategies) if exact else in_one_pass(strategies, monoid, axes, reduce)
-    elif op.product:
+    elif "product" in op.tags:
         from shardtensor.interpreters.execution.cell_products import product_by_cells
 
         run = product_by_cells(strategies, laid.rule, axes, reduce)

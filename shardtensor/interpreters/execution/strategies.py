@@ -25,7 +25,7 @@ from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, whole_array
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
+from shardtensor.functions.building.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.fork import cached_property
 from shardtensor.host.memory_pool import POOLED_FROM
@@ -75,9 +75,9 @@ class Strategies:
         self.params = params
         self.moves = moves
         self.contexts = contexts
-        self.given = op.kernel
+        self.given = op.parts.kernel
         self.of_buffers: Callable[..., Any] | None = None
-        self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
+        self.kernel: Callable[..., Any] = op.parts.kernel or self._from_namespace
         # Whether the bits of a reduction depend on how its elements are grouped.
         self._is_grouped = op.combine is not None and value.dtype.kind not in MONOIDS[op.combine].exact
         self._blocks: Callable[[ShardContext], BlockedReduction] | None = None
@@ -123,8 +123,8 @@ class Strategies:
     def _on_whole(self) -> Callable[..., Any]:
         """Returns the operator as a function of whole buffers, which computes large elementwise results in blocks."""
         value, op = self.value, self.op
-        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.blockwise or op.composed) and not op.combine:
-            function = op.blockwise or self._function
+        if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.parts.blockwise or op.parts.composed) and not op.combine:
+            function = op.parts.blockwise or self._function
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype, self.params)
         run = self.given or self._function
         if self.given:
@@ -164,7 +164,7 @@ class Strategies:
 
     def _is_long(self, rule: Rule) -> bool:
         combine, moves = self.op.combine, self.moves
-        if combine is None or None in moves or not self.op.blocks or not self.value.size:
+        if combine is None or None in moves or "unblocked" in self.op.tags or not self.value.size:
             return False
         return is_long(combine, rule, name_sizes(rule, self.contexts[0].shapes))
 
@@ -172,7 +172,7 @@ class Strategies:
         self, rule: Rule, shares: Sequence[Share] | None, held: ShardContext | None = None
     ) -> BlockedReduction:
         op, context = self.op, self.contexts[0]
-        kernel, ufunc = op.blockwise or self.kernel, "reduce" if len(self.moves) == 1 else op.ufunc
+        kernel, ufunc = op.parts.blockwise or self.kernel, "reduce" if len(self.moves) == 1 else op.ufunc
         sizes, combine = name_sizes(rule, context.shapes), op.combine or ""
         return BlockedReduction(ufunc, combine, rule, sizes, self.value, context, kernel, self.params, shares, held)
 
@@ -343,7 +343,9 @@ class Strategies:
             return tensor_of(value, buffers, tuple([[] for _ in buffers]))  # Reductions return new arrays.
 
         if value.spans:
-            from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.
+            from shardtensor.communication.between_processes.short_all_reduce import (
+                AllReduceAcross,  # Few programs need it.
+            )
 
             ops = self.reduce_ops(monoid)
             # Of groups with the same states in the same memories, one combines them.

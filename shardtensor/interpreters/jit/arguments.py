@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.backend.small_floats import is_element
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.functions.random.random_keys import Key, bits_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.programs.program import exact_key
 from shardtensor.sharding.view_spec import ViewSpec

@@ -8,26 +8,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import shardtensor.interpreters.jit.layouts  # noqa: F401 - its passes are added to the list
+import shardtensor.interpreters.jit.rewrites.layout_choice  # noqa: F401 - its passes are added to the list
 from shardtensor.backend.registry import in_job, processes_of
-from shardtensor.communication.processes import JOB, connected, identify, note, note_error
+from shardtensor.communication.between_processes.processes import JOB, connected, identify, note, note_error
 from shardtensor.communication.transfer_log import logger
 from shardtensor.core import OPS, outermost
 from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.jit.c_executor import Compiled, compile_kernels, submit
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.device_groups import language_of
-from shardtensor.interpreters.jit.fused import Fused, work_of
-from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.segments import segments_of
+from shardtensor.interpreters.jit.c.c_executor import Compiled, compile_kernels, submit
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.cuda.segments import segments_of
+from shardtensor.interpreters.jit.grouping.device_groups import language_of
+from shardtensor.interpreters.jit.grouping.fused import Fused, work_of
+from shardtensor.interpreters.jit.grouping.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.steps import steps_with_kernels
-from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
 from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
+from shardtensor.interpreters.views.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of

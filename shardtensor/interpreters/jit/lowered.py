@@ -10,16 +10,16 @@ from typing import Any
 from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
 from shardtensor.errors import ArgumentError
 from shardtensor.host.units import counted
-from shardtensor.interpreters.jit.c_source import c_source
-from shardtensor.interpreters.jit.compiler import vectorized_functions
-from shardtensor.interpreters.jit.cuda_source import cuda_source
+from shardtensor.interpreters.jit.c.c_source import c_source
+from shardtensor.interpreters.jit.c.compiler import vectorized_functions
+from shardtensor.interpreters.jit.cuda.cuda_source import cuda_source
+from shardtensor.interpreters.jit.cuda.segments import Segment
 from shardtensor.interpreters.jit.executable import Executable
-from shardtensor.interpreters.jit.expressions import has_c
-from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.segments import Segment
-from shardtensor.interpreters.mutation.views import snapshot, stand_in
+from shardtensor.interpreters.jit.kernels.expressions import has_c
+from shardtensor.interpreters.jit.kernels.kernel import Kernel
 from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.programs.replay import inferred, last_uses
+from shardtensor.interpreters.views.views import snapshot, stand_in
 
 Units = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
 

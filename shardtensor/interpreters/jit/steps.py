@@ -11,15 +11,21 @@ import numpy as np
 from shardtensor.backend.registry import is_remote
 from shardtensor.core import Interpreter
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.jit.c_loops import loop_of, repeats_in_c, trips_of
-from shardtensor.interpreters.jit.c_trips import Part
-from shardtensor.interpreters.jit.fused import Fused
-from shardtensor.interpreters.jit.fused_alone import alone_of, is_alone
-from shardtensor.interpreters.jit.fused_devices import fused_of
-from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
-from shardtensor.interpreters.jit.groups import grouped, is_kernel
-from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
-from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
+from shardtensor.interpreters.jit.c.c_loops import loop_of, repeats_in_c, trips_of
+from shardtensor.interpreters.jit.c.c_trips import Part
+from shardtensor.interpreters.jit.c.temporal_blocking import TimeSteps, time_steps_in
+from shardtensor.interpreters.jit.grouping.fused import Fused
+from shardtensor.interpreters.jit.grouping.fused_alone import alone_of, is_alone
+from shardtensor.interpreters.jit.grouping.fused_devices import fused_of
+from shardtensor.interpreters.jit.grouping.fused_in_maps import (
+    COMPILED,
+    FusedInMap,
+    is_large_product,
+    may_join,
+    product,
+)
+from shardtensor.interpreters.jit.grouping.groups import grouped, is_kernel
+from shardtensor.interpreters.jit.grouping.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import (
     BOUND,
@@ -113,7 +119,7 @@ def _alone(
     wide: bool,
 ) -> Step:
     """Returns the step of an equation that no kernel computes; maps and their products have kernels inside."""
-    if equation.op.functions:
+    if equation.op.signature.functions:
         return _with_functions(equation, interpreter, dead, fused, wide)
     if equation.programs and equation.op not in OWN_STEPS:
         return _map(equation, interpreter, dead, fused, wide)

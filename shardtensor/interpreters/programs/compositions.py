@@ -96,4 +96,6 @@ def _is_pure(program: Program) -> bool:
     """Whether a program neither writes nor calls other programs, and returns each of its values once, also in views."""
     views = {e.results: e.operands[0] for e in program.equations if e.op.name == "view"}
     returned = {v: views.get(v, v) for v in program.outputs}
-    return len(set(returned.values())) == len(returned) and not any(e.writes or e.op.spmd for e in program.equations)
+    return len(set(returned.values())) == len(returned) and not any(
+        e.writes or "spmd" in e.op.tags for e in program.equations
+    )

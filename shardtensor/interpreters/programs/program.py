@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import Op
-from shardtensor.functions.random_keys import SymbolicKey, key_of
+from shardtensor.functions.random.random_keys import SymbolicKey, key_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, host_aval
@@ -110,7 +110,9 @@ class Equation:
         operands = [x for x in self.operands if x is not Ellipsis]
         yield f"{made} = {self._called()} {' '.join(map(_text, operands))}".rstrip()
         inside = sorted(self.programs.items())
-        for number, program in inside if self.op.functions else inside[:1]:  # The calls of a map are mostly alike.
+        for number, program in (
+            inside if self.op.signature.functions else inside[:1]
+        ):  # The calls of a map are mostly alike.
             yield from (f"    {number}: {line}" for line in program.lines())
 
     def _called(self) -> str:
@@ -123,7 +125,7 @@ class Equation:
         if self.into is None:
             return name
         window = f"[{window_text(self.into)}]"
-        return f"put{window}" + ("" if self.op.assigns else f" {name}") if self.writes else f"{name}{window}"
+        return f"put{window}" + ("" if "assigns" in self.op.tags else f" {name}") if self.writes else f"{name}{window}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

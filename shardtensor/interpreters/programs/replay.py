@@ -33,14 +33,14 @@ from shardtensor.core import (
     outermost,
 )
 from shardtensor.errors import ShardTensorError
-from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.functions.random.random_keys import Key, bits_of
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View, evaluate, stand_in
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
 from shardtensor.interpreters.programs.trace import PYTHON
+from shardtensor.interpreters.views.views import View, evaluate, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
@@ -87,7 +87,7 @@ def step_of(
     op = equation.op
     if op in OWN_STEPS:
         return OWN_STEPS[op](equation, program, interpreter, dead)
-    if op.functions:
+    if op.signature.functions:
         return functions_step(equation, interpreter, dead, lambda body: steps_of(body, interpreter))
     if equation.programs:
         return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND))
@@ -138,7 +138,13 @@ def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
 def plan_of(equation: Equation) -> Plan | None:
     """Returns the plan of an equation whose plan depends on nothing but the kinds of its operands; else None."""
     op = equation.op
-    if op.view_spec or op.composite or op.algorithm or op.creates or type(equation.results) is not Var:
+    if (
+        op.parts.view_spec
+        or op.parts.composite
+        or op.parts.algorithm
+        or op.creates
+        or type(equation.results) is not Var
+    ):
         return None
     kinds: list[Any] = [None if x is None else kind_of(x) for x in equation.operands]
     if any(isinstance(kind, type) and kind not in SCALARS for kind in kinds):
@@ -204,10 +210,12 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
 def is_announcing(equation: Equation) -> bool:
     """Whether the transfers of an equation follow from elements: those of an index, or of what its functions read."""
     op = equation.op
-    if op.functions and any(is_announcing(e) for program in equation.programs.values() for e in program.equations):
+    if op.signature.functions and any(
+        is_announcing(e) for program in equation.programs.values() for e in program.equations
+    ):
         return True
-    index = equation.operands[2:] if op.assigns else equation.operands[1:] if op.name == "gather" else ()
-    return op.announcing is not None or bool(vars_of(index))
+    index = equation.operands[2:] if "assigns" in op.tags else equation.operands[1:] if op.name == "gather" else ()
+    return op.parts.announcing is not None or bool(vars_of(index))
 
 
 def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step:
@@ -239,7 +247,7 @@ def only_read(equation: Equation, inferred: Step) -> Step:
     """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
     operands only. A loop or a branch does not read its operands: its functions do.
     """
-    read = [] if equation.op.functions else [x.number for x in equation.operands if type(x) is Var]
+    read = [] if equation.op.signature.functions else [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
@@ -352,7 +360,7 @@ def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in
         if not in_place:
             written = mark_array(interpreter.apply(OPS["copy"], (written,), ()))
         out = written if whole else tensor(window, View(written, view_spec))
-        interpreter.write(out, op, (out, *taken) if op.assigns else taken, params)
+        interpreter.write(out, op, (out, *taken) if "assigns" in op.tags else taken, params)
         for number in dead:
             values[number] = None
         values[result] = written
@@ -420,7 +428,7 @@ def functions_step(
         around = {number: values[number] for number in free}
         remaining = iter([_BoundFunction(body, around) for body in bodies])
         params = list(equation.params)
-        for name in op.functions:
+        for name in op.signature.functions:
             at = op.params.index(name)
             count = params[at]
             params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])

@@ -21,12 +21,12 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
-from shardtensor.functions.random_keys import Key, SymbolicKey, derived_bits
+from shardtensor.functions.random.random_keys import Key, SymbolicKey, derived_bits
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
-from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
+from shardtensor.interpreters.views.views import View, aval_of_view, stand_in
+from shardtensor.interpreters.writes.write_ops import is_view
 from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
@@ -260,7 +260,7 @@ class Tracer(CallInterpreter):
         """Records one call of an operator. Views, and operators that are composed of others, are not recorded."""
         if op.name in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
             return self._on_python_scalars(op, operands)
-        if op.escapes:
+        if "escapes" in op.tags:
             return self._escape(op, operands, params)
         if op.name == "copy" and self._is_weak(operands[0]):
             return operands[0]  # A number never changes, and stays one.
@@ -288,7 +288,7 @@ class Tracer(CallInterpreter):
                 f"{op.error_name}: writes into a tensor outside of the function of a loop or of a branch, which jit "
                 f"traces once ({user_line()}); make the tensor a part of the carry, or return the new value"
             )
-        if op.assigns:
+        if "assigns" in op.tags:
             at = canonical(operands[2], view_spec.shape)
             # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which changes nothing.
             if at is not None and is_view(operands[1], base, view_spec.at(at)):
@@ -303,11 +303,11 @@ class Tracer(CallInterpreter):
         written = mark_array(without_elements(base._aval))
         target = written if out is base else tensor(out._aval, View(written, view_spec))
         with interpreting(self.inner), self._located(op, held):
-            self.inner.write(target, op, (target, *given[1:]) if op.assigns else given, params)
-        if not out.size or (op.assigns and at is not None and 0 in view_spec.at(at).shape):
+            self.inner.write(target, op, (target, *given[1:]) if "assigns" in op.tags else given, params)
+        if not out.size or ("assigns" in op.tags and at is not None and 0 in view_spec.at(at).shape):
             return  # Nothing is written.
         others, window = held, out._aval
-        if op.assigns:
+        if "assigns" in op.tags:
             others = held[1:]
             # A write to elements that a basic index selects is one to a view, so that all such equations look alike.
             if at is not None:
@@ -346,10 +346,12 @@ class Tracer(CallInterpreter):
             held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
             given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
             kept = (None, *params[1:])
-        elif op.functions:
+        elif op.signature.functions:
             given_params, kept = self._with_traced_functions(op, params, programs)
         # A map asks the innermost interpreter, which is this one, for those of its programs.
-        inside = contextlib.nullcontext() if op.spmd and not op.functions else interpreting(self.inner)
+        inside = (
+            contextlib.nullcontext() if "spmd" in op.tags and not op.signature.functions else interpreting(self.inner)
+        )
         with inside, self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
         if op.name in _CARRY_OF:
@@ -380,7 +382,7 @@ class Tracer(CallInterpreter):
             return functools.partial(_trace_function, self, programs, next(count), fn)
 
         given, kept = list(params), list(params)
-        for name in op.functions:
+        for name in op.signature.functions:
             at = op.params.index(name)
             fns = params[at]
             given[at] = tuple(map(traced, fns)) if isinstance(fns, tuple) else traced(fns)
@@ -443,8 +445,8 @@ class Tracer(CallInterpreter):
 
     def _operands(self, op: Op, operands: Operands) -> tuple[Operands, Operands]:
         """Returns the operands as the equation holds them, and as inference takes them."""
-        names = op.operands * len(operands) if op.variadic else op.operands
-        pairs = [self._operand(op, name in op.trees, x) for name, x in zip(names, operands, strict=False)]
+        names = op.operands * len(operands) if op.signature.variadic else op.operands
+        pairs = [self._operand(op, name in op.signature.trees, x) for name, x in zip(names, operands, strict=False)]
         return tuple([held for held, _ in pairs]), tuple([given for _, given in pairs])
 
     def _operand(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
@@ -456,7 +458,7 @@ class Tracer(CallInterpreter):
     def _leaf(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
         if type(x) is SymbolicKey:
             bits = self._read(x.bits).value
-            return SymbolicKey(bits) if op.functions else bits, x
+            return SymbolicKey(bits) if op.signature.functions else bits, x
         if type(x) is not ShardedTensor and not is_data(x):
             return x, x
         if isinstance(x, (np.ndarray, np.generic)):
@@ -464,7 +466,7 @@ class Tracer(CallInterpreter):
             return x, x
         state = self._read(x)
         kind = state.value.kind
-        unknown = (in_tree and not op.functions) or (isinstance(kind, HostAval) and op.algorithm)
+        unknown = (in_tree and not op.signature.functions) or (isinstance(kind, HostAval) and op.parts.algorithm)
         if unknown and not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
             state = self._as_tensor(state)
         return state.value, state.stand_in

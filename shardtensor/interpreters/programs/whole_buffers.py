@@ -113,7 +113,7 @@ class BufferProgram:
             assert isinstance(value, Aval)
             of_buffers = _view_of(given[0]._aval, equation.into)
             run: Callable[[Operands], Any] = functools.partial(_view, equation.into, value)
-        elif op.algorithm:
+        elif op.parts.algorithm:
             given, run = array_operands(op, given), functools.partial(_algorithm, op, params)
         else:
             plan, given = planned(op, given, params)
@@ -215,5 +215,5 @@ def _view(spec: ViewSpec, value: Aval, operands: Operands) -> Any:
 
 
 def _algorithm(op: Op, params: Params, operands: Operands) -> Any:
-    assert op.algorithm is not None
-    return op.algorithm(*operands, *params)
+    assert op.parts.algorithm is not None
+    return op.parts.algorithm(*operands, *params)

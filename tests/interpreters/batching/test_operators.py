@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.functions.batching import rule_of
-from shardtensor.functions.batching.forms import RULES
+from shardtensor.functions.batching.batching_forms import RULES
 from shardtensor.functions.derivatives import load_all
 from shardtensor.interpreters.batching.batcher import SPECIAL
 from tests.cases import CASES
@@ -27,7 +27,7 @@ NEVER_BATCHED = {
     # Steps of algorithms of operators that are called for all examples.
     "between", "elements_of_ranks", "isin_sorted", "nan_quantiles", "searchsorted_split", "take_along_split",
 }  # fmt: skip
-NAMES = sorted(name for name in CASES if not OPS[name].escapes and name not in NEVER_BATCHED)
+NAMES = sorted(name for name in CASES if "escapes" not in OPS[name].tags and name not in NEVER_BATCHED)
 
 
 ORDERED = {"searchsorted", "counts_between", "interpolated"}
@@ -119,11 +119,11 @@ STEPS = NEVER_BATCHED | {
 
 def test_every_operator_has_a_rule_or_is_in_one_class() -> None:
     for op in list(OPS.values()):
-        if op.batching is not None:
-            importlib.import_module(op.batching)
+        if op.parts.batching is not None:
+            importlib.import_module(op.parts.batching)
     lacking = set()
     for name, op in OPS.items():
-        is_composed = op.composite and not (op.kernel or op.movement or op.algorithm)
+        is_composed = op.parts.composite and not (op.parts.kernel or op.parts.movement or op.parts.algorithm)
         if rule_of(op) is None and not is_composed and not (op.creates and not op.operands):
             lacking.add(name)
     assert lacking - set(SPECIAL) == REFUSED | STEPS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.differentiation.api import transposed_twice
+from shardtensor.interpreters.differentiation.grad import transposed_twice
 from shardtensor.interpreters.differentiation.run import Run
 from shardtensor.testing import check_grads
 from tests.interpreters.differentiation.numeric import slope

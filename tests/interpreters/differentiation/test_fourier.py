@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.functions.algorithms import transpose_fft
+from shardtensor.functions.fft import transpose_fft
 from tests.interpreters.differentiation.numeric import check_gradients
 from tests.layouts import everywhere, mesh_of
 

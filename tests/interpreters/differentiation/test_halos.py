@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.functions.halos import with_halos
+from shardtensor.functions.building.halos import with_halos
 from tests.interpreters.differentiation.numeric import direction
 from tests.layouts import everywhere, mesh_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.functions.algorithms import elimination, panels
+from shardtensor.functions.linalg import elimination, panels
 from tests.interpreters.differentiation.numeric import check_gradients
 from tests.layouts import everywhere, mesh_of, strided
 

@@ -434,8 +434,8 @@ def test_devices_that_do_not_exist() -> None:
 
 
 def test_c_runs_the_trips(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardtensor.interpreters.jit import c_trips
-    from shardtensor.interpreters.jit.compiler import find_compiler
+    from shardtensor.interpreters.jit.c import c_trips
+    from shardtensor.interpreters.jit.c.compiler import find_compiler
 
     if find_compiler() is None:
         pytest.skip("no C compiler")

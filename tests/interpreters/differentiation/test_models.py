@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.functions.algorithms import panels
+from shardtensor.functions.linalg import panels
 from tests.layouts import everywhere, mesh_of
 
 jax = pytest.importorskip("jax")

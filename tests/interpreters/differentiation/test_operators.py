@@ -27,7 +27,7 @@ def differentiable(name: str, made: Any, seed: int) -> list[int]:
     op, found = OPS[name], []
     takes_any = isinstance(op.rule, str) and set(op.rule.replace("->", "").replace(",", "").split()) == {"..."}
     for k, x in enumerate(made.operands):
-        operand = op.operands[0 if op.variadic else min(k, len(op.operands) - 1)]
+        operand = op.operands[0 if op.signature.variadic else min(k, len(op.operands) - 1)]
         numbers = "fciu" if takes_any and operand not in ("condition", "x2" * (name == "ldexp")) else "fc"
         if isinstance(x, np.ndarray) and x.dtype.kind in numbers and x.dtype.itemsize <= 16:
             made.operands[k] = in_domain(name, k, x, rng)
@@ -43,7 +43,7 @@ def class_of(name: str) -> str:
         return "zero" if derivative is ZERO else "refused" if isinstance(derivative, Refused) else "rule"
     if op.creates:
         return "creation"
-    if op.composite and not (op.kernel or op.movement or op.algorithm):
+    if op.parts.composite and not (op.parts.kernel or op.parts.movement or op.parts.algorithm):
         return "composed"
     return "internal" if op.error_name != name else "missing"
 
@@ -79,7 +79,7 @@ AT_THE_SAME_PROBABILITY = {"truncated_normal"}
 DIFFERENTIATED = sorted(
     name
     for name in set(CASES) - AT_THE_SAME_PROBABILITY
-    if class_of(name) in ("rule", "composed") and not OPS[name].escapes
+    if class_of(name) in ("rule", "composed") and "escapes" not in OPS[name].tags
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.spmd import differentiation
+from shardtensor.spmd import map_gradients
 from tests.draws import drawn
 from tests.interpreters.differentiation.numeric import check_gradients
 from tests.layouts import mesh_of
@@ -117,7 +117,7 @@ def run(seed: int) -> None:
     try:
         is_whole = "stop_gradient" not in text
         gradients = check_gradients(fn, xs, numbers, limit=1e-5) if is_whole else st.grad(fn, numbers)(*xs)
-        with mock.patch.object(differentiation, "types_of", return_value=None):
+        with mock.patch.object(map_gradients, "types_of", return_value=None):
             assert_close(st.grad(fn, numbers)(*xs), gradients, "without types")
         again = st.grad(mapped(st.remat(space["program"])), numbers)
         assert_close(again(*xs), gradients, "remat")

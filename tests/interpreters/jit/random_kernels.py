@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernels.kernel import Kernel, KernelBuilder
 
 EXACT = (
     *["add", "subtract", "multiply", "divide", "floor_divide", "remainder", "maximum", "minimum", "fmod", "copysign"],

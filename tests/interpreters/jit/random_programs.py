@@ -16,7 +16,8 @@ from unittest import mock
 import numpy as np
 
 import shardtensor as st
-from shardtensor.interpreters.jit import c_executor, groups, temporal_blocking
+from shardtensor.interpreters.jit.c import c_executor, temporal_blocking
+from shardtensor.interpreters.jit.grouping import groups
 from tests.interpreters.test_infer import totals
 from tests.layouts import MESHES, array, mesh_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardtensor.interpreters.jit import c_executor
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.c import c_executor
+from shardtensor.interpreters.jit.kernels.kernel import Kernel, KernelBuilder
 
 
 def plus(count: int) -> Kernel:

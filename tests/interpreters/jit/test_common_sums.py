@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.interpreters.jit import common_sums
+from shardtensor.interpreters.jit.rewrites import common_sums
 from tests.interpreters.jit.eager import check_under_jit
 from tests.layouts import MESHES, array, everywhere, mesh_of
 

@@ -25,9 +25,9 @@ import pytest
 
 import shardtensor as st
 from shardtensor.errors import BackendError
-from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
-from shardtensor.interpreters.jit.c_source import c_source
-from shardtensor.interpreters.jit.kernel import KernelBuilder
+from shardtensor.interpreters.jit.c import c_executor, compiler, kernel_files
+from shardtensor.interpreters.jit.c.c_source import c_source
+from shardtensor.interpreters.jit.kernels.kernel import KernelBuilder
 from tests.draws import drawn
 from tests.interpreters.jit.random_kernels import assert_same
 from tests.interpreters.jit.sums import plus, run
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C c
 CODE = """
 import json, os, sys
 import numpy as np
-from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
+from shardtensor.interpreters.jit.c import c_executor, compiler, kernel_files
 from tests.interpreters.jit.sums import plus, run
 import logging
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -395,7 +395,7 @@ def test_libraries_that_are_not_used_are_removed(home: Path, monkeypatch: pytest
 
 WRITES = """
 import sys
-from shardtensor.interpreters.jit import kernel_files
+from shardtensor.interpreters.jit.c import kernel_files
 kernel_files.MOST_BYTES = 5 * (1000 + 32)
 kernels = kernel_files.find_kernels()
 for k in range(COUNT):

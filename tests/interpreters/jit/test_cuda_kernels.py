@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.interpreters.jit import cuda_executor
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.cuda_executor import CudaKernel, fits
-from shardtensor.interpreters.jit.cuda_source import cuda_source, has_cuda, row_source
-from shardtensor.interpreters.jit.expressions import EXPRESSIONS
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.cuda import cuda_executor
+from shardtensor.interpreters.jit.cuda.cuda_executor import CudaKernel, fits
+from shardtensor.interpreters.jit.cuda.cuda_source import cuda_source, has_cuda, row_source
+from shardtensor.interpreters.jit.kernels.expressions import EXPRESSIONS
+from shardtensor.interpreters.jit.kernels.kernel import Kernel, KernelBuilder
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU
 from tests.interpreters.jit.random_kernels import (

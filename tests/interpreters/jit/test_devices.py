@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS
-from shardtensor.interpreters.jit import cuda_executor
-from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.cuda import cuda_executor
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import shard_arrays
 from tests import fakecupy

@@ -10,9 +10,9 @@ import pytest
 
 from shardtensor.core import OPS
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.interpreters.jit import c_executor
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.expressions import (
+from shardtensor.interpreters.jit.c import c_executor
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.kernels.expressions import (
     _ALIASES,
     BINARY_FUNCTIONS,
     C_TYPES,
@@ -20,7 +20,7 @@ from shardtensor.interpreters.jit.expressions import (
     UNARY_FUNCTIONS,
     has_c,
 )
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernels.kernel import Kernel, KernelBuilder
 from tests.draws import drawn
 from tests.interpreters.jit.random_kernels import assert_same, special
 from tests.layouts import strided

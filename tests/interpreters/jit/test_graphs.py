@@ -18,9 +18,9 @@ import pytest
 from shardtensor_cupy.graphs import Graphs as Captures
 
 import shardtensor as st
-from shardtensor.interpreters.jit import cuda_executor, segments
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.graphs import _ALIGNMENT, COST, GRAPHS, SEEN, Block, Buffer, Graphs, key_of
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.cuda import cuda_executor, segments
+from shardtensor.interpreters.jit.cuda.graphs import _ALIGNMENT, COST, GRAPHS, SEEN, Block, Buffer, Graphs, key_of
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.jit import compiler, groups
-from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.c import compiler
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.grouping import groups
 from shardtensor.tensor.pytree import leaves
 from tests.draws import all_of_them, drawn
 from tests.interpreters.jit.test_operators import agrees, assert_same_trees

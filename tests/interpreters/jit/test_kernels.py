@@ -11,11 +11,12 @@ import pytest
 
 import shardtensor as st
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.interpreters.jit import blocked, c_executor, operands
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.expressions import has_c
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from shardtensor.interpreters.jit.row_schedule import row_schedule
+from shardtensor.interpreters.jit.c import c_executor
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.kernels import kernel_operands, numpy_executor
+from shardtensor.interpreters.jit.kernels.expressions import has_c
+from shardtensor.interpreters.jit.kernels.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernels.row_schedule import row_schedule
 from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference, spread_kernel
 from tests.scripts import new_process, output_of
 
@@ -28,9 +29,9 @@ COUNT = 24
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few elements have several blocks and pieces."""
-    monkeypatch.setattr(blocked, "BLOCK", 16)
-    monkeypatch.setattr(blocked, "_LEAST", 16)
-    monkeypatch.setattr(blocked, "_TASK", 64)
+    monkeypatch.setattr(numpy_executor, "BLOCK", 16)
+    monkeypatch.setattr(numpy_executor, "_LEAST", 16)
+    monkeypatch.setattr(numpy_executor, "_TASK", 64)
     monkeypatch.setattr(c_executor, "LONG", 0.0)
     monkeypatch.setattr(c_executor, "_ALIGNED", 8)
     monkeypatch.setattr(c_executor, "_LONG_ROW", 1)
@@ -59,12 +60,12 @@ def run_c(kernel: Kernel, shape: tuple[int, ...], inputs: Sequence[Any], outputs
     c_executor.compile_kernels([kernel])[kernel].run(shape, inputs, outputs)
 
 
-EXECUTORS = [pytest.param(blocked.run, id="blocked"), pytest.param(run_c, id="c")]
+EXECUTORS = [pytest.param(numpy_executor.run, id="blocked"), pytest.param(run_c, id="c")]
 
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_random_kernels_equal_numpy_on_blocks(number: int, cases: list[Case]) -> None:
-    check_kernel(blocked.run, cases[number])
+    check_kernel(numpy_executor.run, cases[number])
 
 
 @pytest.mark.parametrize("number", range(COUNT))
@@ -112,7 +113,7 @@ def test_many_random_kernels_equal_numpy(chunk: int) -> None:
     cases = [random_case(1000 + 30 * chunk + k) for k in range(30)]
     made = c_executor.compile_kernels([case.kernel for case in cases])
     for case in cases:
-        check_kernel(blocked.run, case)
+        check_kernel(numpy_executor.run, case)
         if case.kernel in made:
             check_kernel(run_c, case)
 
@@ -221,7 +222,7 @@ def test_results_are_windows_of_a_larger_buffer(run: Run, to: tuple[slice, ...],
 def test_windows_between_one_another_are_not_copied() -> None:
     buffer = np.zeros((40, 60))
     inputs = [buffer[:, :30], buffer[::2, 30:][:20], buffer[:, 29:31]]
-    arrays, in_place = operands.separated(list(inputs), [buffer[:, 30:]])
+    arrays, in_place = kernel_operands.separated(list(inputs), [buffer[:, 30:]])
     assert [array is given for array, given in zip(arrays, inputs, strict=True)] == [True, False, False]
     assert not in_place
 
@@ -327,7 +328,7 @@ def test_dtypes_without_expressions_run_on_blocks(kind: str) -> None:
     assert not has_c(kernel)
     a = np.arange(100).astype(kind)
     out = np.empty_like(a)
-    blocked.run(kernel, a.shape, [a], [out])
+    numpy_executor.run(kernel, a.shape, [a], [out])
     assert_same(out, (a + a) * a)
 
 
@@ -338,13 +339,13 @@ def test_floating_point_errors_are_those_of_numpy() -> None:
     k.output(k.call("log", x))
     zeros, outs = np.zeros(1000), [np.empty(1000), np.empty(1000)]
     with pytest.warns(RuntimeWarning) as seen:
-        blocked.run(k.build(), (1000,), [zeros], outs)
+        numpy_executor.run(k.build(), (1000,), [zeros], outs)
     said = sorted([str(w.message) for w in seen])
     assert said == ["divide by zero encountered in log", "invalid value encountered in divide"]
     with np.errstate(all="raise"), pytest.raises(FloatingPointError, match="in divide"):
-        blocked.run(k.build(), (1000,), [zeros], outs)
+        numpy_executor.run(k.build(), (1000,), [zeros], outs)
     with np.errstate(all="ignore"):
-        blocked.run(k.build(), (1000,), [zeros], outs)
+        numpy_executor.run(k.build(), (1000,), [zeros], outs)
 
 
 def test_rows_are_added_as_numpy_adds_them() -> None:
@@ -356,9 +357,9 @@ def test_rows_are_added_as_numpy_adds_them() -> None:
     k.output(k.reduce("sum", k.call("exp", v)), per_row=True)
     kernel = k.build()
     outs = [np.empty(64, "f4") for _ in range(2)]
-    assert blocked.is_exact(kernel, x.shape, [x])
-    assert not blocked.is_exact(kernel, x.T.shape, [x.T])
-    blocked.run(kernel, x.shape, [x], outs)
+    assert numpy_executor.is_exact(kernel, x.shape, [x])
+    assert not numpy_executor.is_exact(kernel, x.T.shape, [x.T])
+    numpy_executor.run(kernel, x.shape, [x], outs)
     d = x - x.mean(1, keepdims=True)
     assert_same(outs[0], np.vecdot(d, d))
     assert_same(outs[1], np.exp(x).sum(1))
@@ -408,10 +409,10 @@ def test_misuse_is_named() -> None:
         k.input("f4")
     kernel, a = k.build(), np.zeros(5, "f4")
     with pytest.raises(ArgumentTypeError, match="v0"):
-        blocked.run(kernel, (5,), [a.astype("f8")], [a])
+        numpy_executor.run(kernel, (5,), [a.astype("f8")], [a])
     with pytest.raises(ShapeError, match="broadcast"):
-        blocked.run(kernel, (4,), [a], [a[:4]])
+        numpy_executor.run(kernel, (4,), [a], [a[:4]])
     with pytest.raises(ShapeError, match="output"):
-        blocked.run(kernel, (5,), [a], [a[:4]])
+        numpy_executor.run(kernel, (5,), [a], [a[:4]])
     with pytest.raises(ArgumentTypeError, match="2 inputs"):
-        blocked.run(kernel, (5,), [a, a], [a])
+        numpy_executor.run(kernel, (5,), [a, a], [a])

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.jit import c_loops, c_trips
-from shardtensor.interpreters.jit.c_executor import compile_kernels
-from shardtensor.interpreters.jit.c_loop_library import LOOPS
-from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.c import c_loops, c_trips
+from shardtensor.interpreters.jit.c.c_executor import compile_kernels
+from shardtensor.interpreters.jit.c.c_loop_library import LOOPS
+from shardtensor.interpreters.jit.c.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves
 from tests.draws import drawn
 

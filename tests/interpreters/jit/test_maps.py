@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.jit import c_executor, groups
-from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.fused_in_maps import FusedInMap
+from shardtensor.interpreters.jit.c import c_executor
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.grouping import groups
+from shardtensor.interpreters.jit.grouping.fused_in_maps import FusedInMap
 from tests.interpreters.jit.eager import check_under_jit
 from tests.layouts import array
 

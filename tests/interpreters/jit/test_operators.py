@@ -23,7 +23,7 @@ from tests.interpreters.test_infer import DATA_DEPENDENT, examples, layouts, som
 from tests.interpreters.test_recording import COLLECTIVES, MAPS, drawn, others, steps
 from tests.layouts import array, everywhere, mesh_of
 
-ESCAPES = {name for name, op in OPS.items() if op.escapes}
+ESCAPES = {name for name, op in OPS.items() if "escapes" in op.tags}
 
 
 def copied(args: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.jit import groups
+from shardtensor.interpreters.jit.grouping import groups
 from tests.draws import drawn
 from tests.interpreters.jit.random_programs import STEPS, run_seeds, run_step
 from tests.interpreters.test_infer import totals

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardtensor.interpreters.jit.c_source import c_source
-from shardtensor.interpreters.jit.cuda_source import row_source
-from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from shardtensor.interpreters.jit.row_schedule import row_schedule
+from shardtensor.interpreters.jit.c.c_source import c_source
+from shardtensor.interpreters.jit.cuda.cuda_source import row_source
+from shardtensor.interpreters.jit.kernels.expressions import EXPENSIVE, has_c
+from shardtensor.interpreters.jit.kernels.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernels.row_schedule import row_schedule
 from tests.draws import drawn
 from tests.interpreters.jit.random_kernels import random_case, spread_kernel
 from tests.interpreters.jit.test_kernels import softmax

@@ -18,7 +18,8 @@ LIBRARY = (
 CODE = """
 import numpy as np, sys
 import shardtensor as st
-from shardtensor.interpreters.jit import c_executor, groups, temporal_blocking
+from shardtensor.interpreters.jit.c import c_executor, temporal_blocking
+from shardtensor.interpreters.jit.grouping import groups
 from tests.interpreters.jit.test_temporal_blocking import jacobi
 from tests.interpreters.jit.random_kernels import assert_same, random_case, reference, spread_kernel
 c_executor.LONG, c_executor._ALIGNED, c_executor._LONG_ROW = 0.0, 8, 1

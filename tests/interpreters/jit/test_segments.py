@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.jit import cuda_executor, fused_devices
-from shardtensor.interpreters.jit.cuda_executor import CudaKernel
-from shardtensor.interpreters.jit.graphs import Graphs
-from shardtensor.interpreters.jit.segments import Memory
+from shardtensor.interpreters.jit.cuda import cuda_executor
+from shardtensor.interpreters.jit.cuda.cuda_executor import CudaKernel
+from shardtensor.interpreters.jit.cuda.graphs import Graphs
+from shardtensor.interpreters.jit.cuda.segments import Memory
+from shardtensor.interpreters.jit.grouping import fused_devices
 from shardtensor.tensor.pytree import leaves
 from tests.backends.test_cupy import Machine
 from tests.draws import all_of_them

@@ -12,7 +12,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.host import memory_pool
-from shardtensor.interpreters.jit import groups, window_writes
+from shardtensor.interpreters.jit.grouping import groups, window_writes
 from tests.layouts import MESHES, array, everywhere, mesh_of
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.jit import c_executor, groups, temporal_blocking
-from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.c import c_executor, temporal_blocking
+from shardtensor.interpreters.jit.c.compiler import find_compiler
+from shardtensor.interpreters.jit.grouping import groups
 from tests.layouts import array, mesh_of
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")

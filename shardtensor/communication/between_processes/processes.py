@@ -1,0 +1,466 @@
+"""The job of this process, and the exchanges of arrays between its processes.
+
+In each exchange, the arrays of each pair of processes are one message, or several if it would be long. All processes
+know the shapes and dtypes of all arrays, so that they know which messages there are, and their sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, Device, HostArray
+from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index, processes_of
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.backend.small_floats import text_of
+from shardtensor.communication.between_processes.rounds import MOST, Packet, Parcel, as_bytes, boxes, rounds
+from shardtensor.errors import DistributedError, NotAddressableError
+from shardtensor.host import memory_pool
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.identity import derived_identity, identity_of
+from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor
+
+if TYPE_CHECKING:  # Programs of one process need none of it.
+    from shardtensor.communication.between_processes.agreement import Agreement
+
+Params = ParamSpec("Params")
+T = TypeVar("T")
+
+
+class _Job:
+    """The connection to the other processes, if there is one, and whether the program has called `initialize`."""
+
+    agreement: Agreement | None = None
+    was_requested = False
+
+
+JOB = _Job()
+
+
+def connected(caller: str) -> Agreement:
+    """Returns the connection to the other processes.
+
+    Raises:
+        DistributedError: this process is not connected.
+    """
+    if JOB.agreement is None:
+        raise DistributedError(f"{caller}: call st.distributed.initialize first")
+    return JOB.agreement
+
+
+def note(call: str) -> int:
+    """Adds a call, which all processes have to make in the same order, to what the next exchange compares, and returns
+    its number.
+    """
+    job = JOB.agreement
+    return (job or connected(call)).note(call)
+
+
+def identify(result: Any, name: str, operands: Iterable[Any], since: int) -> None:
+    """Identifies the tensors of several processes, among the result of an operator, that have no identity yet; see
+    `shardtensor.tensor.identity`. If the processes have compared calls in it, such as a transfer, whose text names no
+    tensor, they compare the operands, too.
+
+    Args:
+        result: the result, a pytree.
+        name: the operator.
+        operands: its operands.
+        since: the number of calls before it. Where processes have compared none since, which they need not make alike,
+            the identity follows from those of the operands.
+    """
+    job = connected(name)
+    is_compared = job.count > since
+    if is_compared and (texts := [described(x) for x in leaves(operands) if is_common(x)]):
+        job.note(f"{name}({', '.join(texts)})")
+    for k, x in enumerate(leaves(result)):
+        if not is_common(x) or identity_of(x):
+            continue
+        if is_compared:
+            x._identity = f"{job.count}.{k}" if k else job.count
+        elif identity := derived_identity(f"{name}[{k}]" if k else name, operands):
+            x._identity = identity
+
+
+def is_common(x: Any) -> bool:
+    """Whether an object is a tensor on devices of several processes."""
+    if JOB.agreement is None or type(x) is not ShardedTensor:
+        return False
+    return len(processes_of(x._aval.sharding.mesh.flat)) > 1
+
+
+def note_error(call: str, values: Any, error: BaseException) -> None:
+    """Adds an error of a call on values, some of which concern several processes, to what the next exchange compares.
+
+    An error that depends on elements, on memory or on a signal is raised in one process only. The next exchange then
+    raises an error in all of them. Errors that all processes raise leave them in step.
+    """
+    job = JOB.agreement
+    if job is None or isinstance(error, (DistributedError, NotAddressableError)):
+        return  # All processes know of the former; the latter depends on the process by definition.
+    if len(processes_of(tuple(_devices_of(values)) or default_mesh().flat)) > 1:
+        job.note_error(call, error)
+
+
+def notes_errors(function: Callable[Params, T]) -> Callable[Params, T]:
+    """Returns a function that adds its errors to what the next exchange compares; see `note_error`."""
+
+    @functools.wraps(function)
+    def noted(*args: Params.args, **kwargs: Params.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:  # Raised again: other processes may not have raised it.
+            note_error(function.__name__, (*args, *kwargs.values()), error)
+            raise
+
+    return noted
+
+
+def _devices_of(x: Any) -> Iterator[Device]:
+    """Yields the devices of the tensors, layouts and meshes among values."""
+    if isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _devices_of(part)
+    elif isinstance(x, dict):
+        yield from _devices_of(list(x.values()))
+    elif isinstance(x, Device):
+        yield x
+    elif isinstance(x, Mesh):
+        yield from x.flat
+    elif isinstance(sharding := getattr(x, "sharding", x), NamedSharding):
+        yield from sharding.mesh.flat
+
+
+def described(x: Any) -> str:
+    """Returns a text of an operand or a parameter that is the same in all processes exactly if they give the same: of a
+    tensor its aval and its identity, of a host array a checksum of its elements, or of some of them if there are many.
+    """
+    if isinstance(x, np.ndarray):
+        return described_array(x, compared(x))
+    if isinstance(x, tuple):
+        return f"({', '.join(map(described, x))})"
+    if x is None or x is Ellipsis or isinstance(x, (*_EXACT, np.generic, np.dtype)):
+        return repr(x)
+    if hasattr(x, "sharding"):
+        text = f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
+        return f"{text} #{identity_of(x)}" if type(x) is ShardedTensor else text
+    return x.__name__ if isinstance(x, type) else type(x).__name__
+
+
+_EXACT = (bool, int, float, complex, str, slice, NamedSharding)
+
+_SAMPLED_FROM = 1 << 16
+"""Bytes of a host array from which on only some of its elements are compared between processes."""
+
+_SAMPLE = 1 << 11
+"""About as many of them are compared."""
+
+
+def compared(array: HostArray) -> HostArray:
+    """Returns the elements of a host array that are compared between processes: all, or some of them if there are
+    many.
+    """
+    return array if array.nbytes < _SAMPLED_FROM else array.flat[:: -(-array.size // _SAMPLE)]
+
+
+def described_array(array: HostArray, elements: HostArray) -> str:
+    """Returns a text of a host array with a checksum of these elements."""
+    import zlib  # Programs of one process do not need it.
+
+    if elements.dtype.char in "gG":  # Some of their bytes are padding.
+        elements = elements.astype(np.complex128)
+    return f"host array {array.dtype}{list(array.shape)} with checksum {zlib.crc32(elements.tobytes()):08x}"
+
+
+def gather_texts(call: str, text: str) -> list[str]:
+    """Returns the texts of all processes, in order."""
+    return connected(call).gather_texts(call, text)
+
+
+def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) -> list[Any]:
+    """Returns what kernels computed on all devices: of other processes, the shapes and dtypes, which the processes
+    exchange.
+
+    Args:
+        results: for each device of this process an array, None, or a tuple of them; anything for the others.
+        devices: the devices.
+        caller: the name of the operator.
+    """
+    import json  # Programs of one process do not need it.
+
+    own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
+    made = list(results)
+    for text in gather_texts(f"{caller}: shapes", json.dumps(own)):
+        for k, layout in json.loads(text).items():
+            if int(k) not in own:
+                made[int(k)] = _remote_of(layout)
+    return made
+
+
+def _layout(x: Any) -> Any:
+    if x is None:
+        return None
+    return {"parts": [_layout(part) for part in x]} if isinstance(x, tuple) else [text_of(_dtype(x)), list(x.shape)]
+
+
+def _remote_of(layout: Any) -> Any:
+    if layout is None:
+        return None
+    if isinstance(layout, dict):
+        return tuple(map(_remote_of, layout["parts"]))
+    return RemoteArray(layout[1], np.dtype(layout[0]))
+
+
+def process_of(device: Device) -> int:
+    """Returns the number of the process of a device; of the host, that of this process."""
+    return process_index() if device.backend == HOST.backend else device.process_index
+
+
+def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str, into: Sequence[Any] | None = None) -> list[Any]:
+    """Sends arrays between devices of different processes, in one exchange, if any of them has to be sent.
+
+    Args:
+        messages: an array, or a `RemoteArray` in all processes but one, the device that has it, and the device that
+            receives it. All processes give the same messages. Each process has host arrays itself.
+        caller: the name of the operator.
+        into: for each message an array on its destination that receives the elements, or None.
+
+    Returns:
+        The arrays: on the destination, where that is in this process; otherwise their shapes and dtypes. An array whose
+        destination is in the same process is returned as it is.
+
+    Raises:
+        DistributedError: the processes do not call the same.
+    """
+    results, numbers, parcels = [m[0] for m in messages], list[int](), list[Parcel]()
+    for n, (array, source, destination) in enumerate(messages):
+        if HOST.backend in (source.backend, destination.backend):
+            if is_remote(destination):
+                results[n] = RemoteArray(array.shape, _dtype(array))
+        elif (sender := process_of(source)) != (receiver := process_of(destination)):
+            numbers.append(n)
+            parcels.append(Parcel(sender, receiver, tuple(array.shape), _dtype(array)))
+    if not parcels:
+        return results
+    freight = _Freight(parcels, [messages[n] for n in numbers], [into[n] if into else None for n in numbers])
+    for n, array in zip(numbers, freight.carried(caller), strict=True):
+        results[n] = array
+    return results
+
+
+def everywhere(
+    arrays: Sequence[Any],
+    devices: Sequence[Device],
+    caller: str,
+    root: int | None = None,
+    into: Sequence[HostArray] | None = None,
+) -> list[HostArray]:
+    """Returns arrays, each of which one process has on a device, as host arrays in all processes, or in one.
+
+    Args:
+        arrays: the arrays; those of other processes are `RemoteArray` objects.
+        devices: the device of each array.
+        caller: the name of the function.
+        root: the process that receives them; None for all. The result of the others is empty.
+        into: host arrays that receive the elements, in the processes that do.
+    """
+    here, job = process_index(), connected(caller)
+    receives = root in (None, here)
+    results: list[Any] = []
+    for n, (array, device) in enumerate(zip(arrays, devices, strict=True)):
+        if process_of(device) != here or not receives:
+            results.append(into[n] if into else None)
+            continue
+        if into is None:
+            results += _on_hosts([(array, device, None)])
+            continue
+        for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
+            index: Any = (*box, ...)
+            (into[n][index],) = _on_hosts([(array, device, box)])
+        results.append(into[n])
+    numbers, parcels, messages = [], [], []
+    for receiver in range(job.engine.process_count) if root is None else (root,):
+        for n, (array, device) in enumerate(zip(arrays, devices, strict=True)):
+            if (sender := process_of(device)) != receiver:
+                numbers.append(n)
+                parcels.append(Parcel(sender, receiver, tuple(array.shape), _dtype(array)))
+                messages.append((array, device, HOST))
+    if parcels:
+        targets = [results[n] if p.receiver == here else None for n, p in zip(numbers, parcels, strict=True)]
+        for n, parcel, array in zip(
+            numbers, parcels, _Freight(parcels, messages, targets).carried(caller), strict=True
+        ):
+            if parcel.receiver == here:
+                results[n] = array
+    return results if receives else []
+
+
+class _Freight:
+    """Arrays that processes send to each other, in one exchange.
+
+    Args:
+        parcels: the arrays.
+        messages: for each the array itself, if this process sends it, its device, and that which receives it.
+        into: for each the array that receives the elements, or None.
+    """
+
+    def __init__(
+        self, parcels: Sequence[Parcel], messages: Sequence[tuple[Any, Device, Device]], into: Sequence[Any]
+    ) -> None:
+        self._parcels = parcels
+        self._messages = messages
+        self._into = list(into)
+        self._here = process_index()
+
+    def carried(self, caller: str) -> list[Any]:
+        """Returns the arrays that this process receives, and the shapes and dtypes of the others."""
+        from shardtensor.communication.between_processes.agreement import (
+            SHORT,  # Programs of one process do not need it.
+        )
+
+        made = rounds(tuple(self._parcels), MOST)
+        for number in made.cut:
+            if self._into[number] is None and self._parcels[number].receiver == self._here:
+                self._into[number] = self._empty(number)
+        job, call = connected(caller), f"{caller}: {made.text}"
+        if made.longest <= SHORT and job.sends_short:
+            self._send_short(job, call, made.packets[0], SHORT)
+        else:
+            job.stream(call, map(self._round, made.packets))
+        return [
+            array if parcel.receiver == self._here else RemoteArray(parcel.shape, parcel.dtype)
+            for parcel, array in zip(self._parcels, self._into, strict=True)
+        ]
+
+    def _send_short(self, job: Agreement, call: str, packets: Sequence[Packet], size: int) -> None:
+        """Sends packets of few bytes together with the header, to all processes."""
+        own = [packet for packet in packets if packet.sender == self._here]
+        for packet in own:
+            job.sent[packet.receiver] += packet.nbytes
+        records = job.gather(call, b"".join([self._packed(packet).tobytes() for packet in own]).ljust(size, b"\0"))
+        begins: dict[int, int] = {}
+        for packet in packets:
+            begin = begins.get(packet.sender, 0)
+            begins[packet.sender] = begin + packet.nbytes
+            if packet.receiver == self._here:
+                # A copy, since bytes cannot be written to, and may not be aligned.
+                arrived = np.frombuffer(records[packet.sender], np.uint8, packet.nbytes, begin).copy()
+                target = self._target(packet)
+                if target is not None:
+                    target[...] = arrived
+                self._store(packet, arrived)
+
+    def _round(self, packets: Sequence[Packet]) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
+        """Yields what is sent to and received from each process, and then stores what was received."""
+        outgoing: dict[int, Any] = {}
+        incoming: dict[int, Any] = {}
+        packed: dict[Any, Any] = {}  # Arrays that go to several processes are packed once.
+        for packet in packets:
+            if packet.sender == self._here:
+                # Receivers may get different parts of one array in the same round.
+                key = tuple([(id(self._messages[p.number][0]), p.begin, str(p.box)) for p in packet.parts])
+                if key not in packed:
+                    packed[key] = self._packed(packet)
+                outgoing[packet.receiver] = packed[key]
+            elif packet.receiver == self._here:
+                target = self._target(packet)
+                incoming[packet.sender] = _new(packet.nbytes) if target is None else target
+        yield outgoing, incoming
+        outgoing.clear()  # The caller still refers to both, while the next round is packed.
+        for packet in packets:
+            if packet.receiver == self._here:
+                self._store(packet, incoming.pop(packet.sender))
+
+    def _packed(self, packet: Packet) -> Any:
+        """Returns the bytes of a packet: those of the array itself, if it is the only one and lies as it is sent."""
+        hosts = _on_hosts([(*self._messages[part.number][:2], part.box) for part in packet.parts])
+        if len(hosts) == 1 and hosts[0].flags.c_contiguous:
+            return as_bytes(hosts[0])
+        packed = _new(packet.nbytes)
+        for part, host in zip(packet.parts, hosts, strict=True):
+            packed[part.begin : part.end].view(host.dtype).reshape(part.shape)[...] = host
+        return packed
+
+    def _target(self, packet: Packet) -> Any:
+        """Returns the bytes of the array that receives the elements, if it is the only one and can receive them as they
+        are; otherwise None.
+        """
+        part = packet.parts[0]
+        target = self._into[part.number]
+        if len(packet.parts) > 1 or type(target) is not np.ndarray or target.dtype != self._parcels[part.number].dtype:
+            return None
+        found = target[part.box] if part.box is not None else target
+        return as_bytes(found) if found.flags.c_contiguous else None
+
+    def _store(self, packet: Packet, arrived: Any) -> None:
+        """Copies the arrays of a packet that was received to where they belong."""
+        if self._target(packet) is not None:
+            return
+        for part in packet.parts:
+            host = arrived[part.begin : part.end].view(self._parcels[part.number].dtype).reshape(part.shape)
+            device, target = self._messages[part.number][2], self._into[part.number]
+            backend = backend_of(device)
+            if target is None:
+                self._into[part.number] = host if backend.on_host else _sent_from_host(host, device)
+            elif backend.on_host:
+                target[... if part.box is None else part.box] = host
+            else:
+                with backend.on(device):
+                    made = backend.xp.asarray(backend.from_host(host, device), dtype=backend.dtype_of(target))
+                    target[... if part.box is None else part.box] = made
+
+    def _empty(self, number: int) -> Any:
+        """Returns new memory for an array on its destination."""
+        device, parcel = self._messages[number][2], self._parcels[number]
+        backend = backend_of(device)
+        if backend.on_host:
+            return memory_pool.empty(parcel.shape, parcel.dtype)
+        with backend.on(device):
+            return backend.xp.empty(parcel.shape, dtype=parcel.dtype)
+
+
+def _new(nbytes: int) -> Any:
+    return memory_pool.empty((nbytes,), np.dtype(np.uint8))
+
+
+def _sent_from_host(host: HostArray, device: Device) -> Any:
+    backend = backend_of(device)
+    with backend.on(device):
+        return backend.from_host(host, device)
+
+
+def _dtype(array: Any) -> np.dtype[Any]:
+    if type(array) is RemoteArray or isinstance(array, (np.ndarray, np.generic)):
+        return array.dtype
+    backend = array_backend(array)
+    assert backend is not None
+    return backend.dtype_of(array)
+
+
+def _on_hosts(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
+    """Returns the elements of arrays on devices, or those in a box of each, as host arrays.
+
+    Where a backend has page-locked memory, all of them are copied to it at the same time.
+    """
+    hosts, tokens = [], []
+    for array, device, box in parts:
+        if type(array) is np.ndarray:
+            hosts.append(array[box] if box else array)
+            continue
+        backend = backend_of(device)
+        with backend.on(device):
+            part = backend.view(array, box) if box else array
+            if backend.pinned_host:
+                host, token = backend.offload(backend.contiguous(part), device)
+                tokens.append((backend, token))
+            else:
+                host = np.asarray(backend.to_host(part, device))
+            hosts.append(host)
+    for backend, token in tokens:
+        if token is not None:
+            backend.settle(token)
+    return hosts

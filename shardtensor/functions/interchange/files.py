@@ -1,0 +1,378 @@
+"""NumPy's files, .npy and .npz, without pickles: `save`, `savez`, `savez_compressed` and `load`.
+
+Arrays are written one block of rows after the other, so that the host never holds a second copy of the whole array. A
+file is written under another name and renamed at the end: a process that is stopped leaves what the path had before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+
+from shardtensor.backend.device import HostArray
+from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.core import call, hinted
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.functions.interchange import npy_files
+from shardtensor.functions.interchange.npy_files import broken_as_error, read_elements, read_header
+from shardtensor.host.replacement import is_special, replaced
+from shardtensor.host.units import counted
+from shardtensor.sharding.layout import Where, as_sharding
+from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.operands import as_operand, dtype_of
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+
+File: TypeAlias = "str | os.PathLike[str] | IO[bytes]"
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+@hinted
+def save(file: File, arr: ArrayLike) -> None:
+    """Writes an array to a file in NumPy's format .npy, which has its dtype, its shape and its elements, no sharding.
+
+    A file at the path is replaced at the end, so that an error leaves it as it was. It keeps its owner, group, mode,
+    access control list and the symbolic links that lead to it; other hard links keep the old contents. Where its folder
+    permits no new files, or this user cannot give a file that owner or group, the old file itself is written, and an
+    error leaves it incomplete.
+
+    Args:
+        file: a path, to which ".npy" is appended if it does not end with it and is not that of a device or a pipe, or a
+            file that is open for writing bytes.
+        arr: a tensor, an array, a scalar, or nested lists of scalars.
+
+    Raises:
+        ArgumentTypeError: ``arr`` holds Python objects, which only pickles store, or ``file`` is neither a path nor a
+            file that is open for writing bytes.
+        ArgumentError: ``file`` is closed, or no file can have that path.
+        OSError: the file cannot be written.
+
+    >>> st.save(io := __import__("io").BytesIO(), st.arange(3))
+    >>> np.load(__import__("io").BytesIO(io.getvalue()))
+    array([0, 1, 2])
+    """
+    if isinstance(arr, (str, os.PathLike)) and not isinstance(file, (str, os.PathLike)):
+        raise ArgumentTypeError(f"save: arr is the path {arr!r:.60}; the file comes first: st.save({arr!r:.60}, x)")
+    x = _storable(arr, "save")
+    with _opened(file, ".npy", "save") as stream:
+        _write(stream, x)
+
+
+def savez(file: File, *args: ArrayLike, **kwds: ArrayLike) -> None:
+    """Writes arrays to a file in NumPy's format .npz: an archive of .npy files, each with a checksum.
+
+    Args:
+        file: a path, to which ".npz" is appended, or a file, as those of `save`.
+        args: arrays, as those of `save`, that are called ``arr_0``, ``arr_1``, ...
+        kwds: arrays by their names.
+
+    Raises:
+        ArgumentError: a name occurs twice, or archives cannot have it.
+        ArgumentTypeError, OSError: see `save`.
+
+    >>> st.savez(io := __import__("io").BytesIO(), st.arange(3), b=st.ones(2))
+    >>> sorted(np.load(__import__("io").BytesIO(io.getvalue())))
+    ['arr_0', 'b']
+    """
+    _write_archive(file, args, kwds, "savez", zipfile.ZIP_STORED)
+
+
+def savez_compressed(file: File, *args: ArrayLike, **kwds: ArrayLike) -> None:
+    """Writes arrays to a compressed file in NumPy's format .npz: see `savez`.
+
+    >>> st.savez_compressed(io := __import__("io").BytesIO(), x=st.arange(3))
+    >>> np.load(__import__("io").BytesIO(io.getvalue()))["x"]
+    array([0, 1, 2])
+    """
+    _write_archive(file, args, kwds, "savez_compressed", zipfile.ZIP_DEFLATED)
+
+
+def _write_archive(file: File, args: tuple[Any, ...], named: Mapping[str, Any], caller: str, compression: int) -> None:
+    arrays = {f"arr_{k}": x for k, x in enumerate(args)}
+    if twice := sorted(arrays.keys() & named.keys()):
+        raise ArgumentError(f"{caller}: {twice[0]} is the name of an array without one, too; wanted another name")
+    for name in named:
+        _check_name(name, caller)
+    known = {name: _storable(x, caller) for name, x in (arrays | dict(named)).items()}
+    with _opened(file, ".npz", caller) as stream, zipfile.ZipFile(stream, "w", compression, allowZip64=True) as archive:
+        for name, x in known.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                _write(member, x)
+
+
+def _check_name(name: str, caller: str) -> None:
+    """Checks that an array in an archive can have a name: archives end names at NUL, and store them as UTF-8.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    encoded = name.encode(errors="replace")
+    if "\0" in name or encoded != name.encode(errors="surrogatepass") or len(encoded) > 65_000:
+        raise ArgumentError(
+            f"{caller}: {name!r:.60} is the name of an array; wanted text without NUL and surrogates, of at most "
+            "65,000 bytes"
+        )
+
+
+def _storable(x: Any, caller: str) -> Any:
+    """Returns an array as a tensor or a host array.
+
+    Raises:
+        ArgumentTypeError: it holds Python objects, text or records, or a dtype that NumPy lacks.
+    """
+    found = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
+    found = found if isinstance(found, ShardedTensor) else np.asarray(found)
+    npy_files.check_dtype(dtype_of(found), caller)
+    return found
+
+
+def _write(stream: IO[bytes], x: Any) -> None:
+    npy_files.write_header(stream, x.shape, x.dtype)
+    write_elements(stream, x)
+
+
+def write_elements(file: File, x: Any) -> None:
+    """Writes the bytes of the elements of a tensor or host array in row-major order, one block after the other."""
+    with _opened(file, "", "tofile") as stream:
+        for index in npy_files.blocks(x.shape, x.dtype.itemsize):
+            block = call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
+            stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+
+
+@contextlib.contextmanager
+def _opened(file: File, suffix: str, caller: str) -> Iterator[IO[bytes]]:
+    """Opens a file for writing: one that replaces the one at a path at the end unless there is an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is neither a path nor a file that is open for writing bytes.
+    """
+    path = _path_of(file, caller, "write")
+    if path is not None:
+        with replaced(path if path.endswith(suffix) or is_special(path) else path + suffix) as stream:
+            yield stream
+    elif isinstance(file, io.RawIOBase):
+        yield _WholeWrites(file)  # type: ignore[misc]
+    else:
+        yield file  # type: ignore[misc]
+
+
+class _WholeWrites:
+    """An unbuffered file, each of whose writes may write fewer bytes than it is given: before the disk is full, too."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        """Writes all bytes."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            count = self._file.write(rest)
+            if count is None:
+                raise BlockingIOError(errno.EAGAIN, "the file is not blocking, and accepts no bytes now")
+            rest = rest[count:]
+        return size
+
+
+def _path_of(file: Any, caller: str, *methods: str) -> str | None:
+    """Returns the path that ``file`` is; None if it is a file that is open for bytes, and has these methods.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is neither.
+    """
+    path = os.fspath(file) if isinstance(file, (str, os.PathLike)) else None
+    if isinstance(path, str):
+        try:
+            if b"\0" not in os.fsencode(path):
+                return path
+        except UnicodeEncodeError:
+            pass
+        raise ArgumentError(f"{caller}: file is {path!r:.60}; wanted a path without NUL and surrogates")
+    if (
+        path is not None
+        or isinstance(file, io.TextIOBase)
+        or not all(callable(getattr(file, m, None)) for m in methods)
+    ):
+        raise ArgumentTypeError(
+            f"{caller}: file is {file!r:.60}, {type_text(file)}; wanted a path as text or a pathlib.Path, or a "
+            f"file that is open for bytes, with {', '.join(methods)}"
+        )
+    if getattr(file, "closed", False) is True:
+        raise ArgumentError(f"{caller}: file is {file!r:.60}, which is closed; wanted an open file")
+    return None
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class NpzFile(Mapping[str, ShardedTensor]):
+    """An open .npz file: a mapping from names to tensors, which are read when they are looked up.
+
+    It is a context manager that closes the file. Every look-up reads the array anew, as a whole, and compares its
+    checksum. If two arrays have a name, the last one counts, as in NumPy.
+
+    Attributes:
+        files: the names of the arrays.
+    """
+
+    def __init__(self, file: Any, device: Where | None, name: str = "file") -> None:
+        with broken_as_error(name):
+            self._archive = zipfile.ZipFile(file)
+        self._name = name
+        self._device = device
+        self._members = {info.filename.removesuffix(".npy"): info for info in self._archive.infolist()}
+        self.files = list(self._members)
+
+    def __getitem__(self, name: str) -> ShardedTensor:
+        if name not in self:
+            raise KeyError(f"{name!r} is not an array of the file; it has {', '.join(self.files)}")
+        info, label = self._members[name], f"{name!r} of {self._name}"
+        with broken_as_error(label):
+            _check_sizes(info, label)
+            with self._archive.open(info) as member:
+                header = read_header(member, label, info.file_size)
+                if header.length + header.nbytes != info.file_size:
+                    raise ArgumentError(
+                        f"load: {label} has {counted(info.file_size, 'byte')}; wanted {header.length + header.nbytes}, "
+                        f"those of {header.dtype} of shape {header.shape}"
+                    )
+                array = read_elements(member, header, label)  # At the end of the member its checksum is compared.
+        return _placed(array, self._device)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._members
+
+    def __repr__(self) -> str:
+        """As in NumPy, of more than five names the first ones."""
+        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
+        return f"NpzFile {self._name!r} with keys: {names}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __enter__(self) -> NpzFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._archive.close()
+
+
+def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
+    """Checks that a member of an archive can have the size that the archive says, for which memory is allocated.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    most = {zipfile.ZIP_STORED: info.compress_size, zipfile.ZIP_DEFLATED: 1032 * info.compress_size}
+    if info.file_size > most.get(info.compress_type, info.file_size):
+        raise ArgumentError(
+            f"load: {name} is broken: {counted(info.file_size, 'byte')} cannot be stored in {info.compress_size} by "
+            f"method {info.compress_type}"
+        )
+
+
+@hinted
+def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
+    """Reads a file in NumPy's formats .npy or .npz. Pickles are never read.
+
+    The sizes in the file are compared with its length before memory is allocated, and the checksums of a .npz file with
+    its elements. The format .npy has no checksums: changed elements are not noticed.
+
+    On devices of this process an array is read, not mapped: a file that another process truncates meanwhile is an
+    error. On a mesh that spans processes, an array in a .npy file at a path is mapped into memory, and each process
+    reads its part only; such a file must not be truncated meanwhile, since the operating system ends processes that
+    read beyond the end of a mapped file. Arrays of a .npz file are read as a whole in each process.
+
+    Args:
+        file: a path of a regular file, or a file that is open for reading bytes, and can be positioned.
+        device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.standard.creation`) for the arrays; by
+            default they are sharded over the default mesh, and not committed.
+
+    Returns:
+        The tensor; for a .npz file a mapping from names to tensors, which is a context manager: see `NpzFile`, whose
+        look-ups raise the same errors.
+
+    Raises:
+        ArgumentError: the file has another format, is broken, truncated or encrypted, is not a regular file, or is
+            closed.
+        ArgumentTypeError: an array holds Python objects, text or records, or ``file`` is neither a path nor a file.
+        DeviceMemoryError: the host has not enough memory for an array.
+        OSError: the file cannot be read.
+
+    >>> np.save(io := __import__("io").BytesIO(), np.arange(3))
+    >>> io.seek(0), st.load(io).tolist()
+    (0, [0, 1, 2])
+    """
+    path = _path_of(file, "load", "read", "seek", "tell")
+    if path is None:
+        return _load_stream(file, device)
+    with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ArgumentError(f"load: {path} is not a regular file; wanted one, or the contents in an io.BytesIO")
+        if not _is_archive(stream.read(4)):
+            stream.seek(0)
+            header = read_header(stream, path, status.st_size)
+            return _placed_file(stream, header, path, device)
+    return NpzFile(path, device, path)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file without waiting for a process that writes to it, as the system does for pipes."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _is_archive(begin: bytes) -> bool:
+    """Whether a file that begins with these bytes is an archive, with or without members."""
+    return begin in (b"PK\x03\x04", b"PK\x05\x06")
+
+
+def _load_stream(file: Any, device: Where | None) -> ShardedTensor | NpzFile:
+    with broken_as_error("file"):
+        start = file.tell()
+        begin = file.read(4)
+        file.seek(0, os.SEEK_END)
+        size = file.tell() - start
+        file.seek(start)
+        if _is_archive(begin):
+            return NpzFile(file, device)
+        header = read_header(file, "file", size)
+        return _placed(read_elements(file, header, "file"), device)
+
+
+def _placed_file(stream: Any, header: npy_files.Header, path: str, device: Where | None) -> ShardedTensor:
+    """Returns the array of a .npy file at a path as a tensor."""
+    target = as_sharding(default_mesh() if device is None else device, len(header.shape), "load")
+    if header.nbytes and any(map(is_remote, target.mesh.flat)):
+        order: Any = "F" if header.fortran else "C"
+        mapped = np.memmap(stream, header.dtype, "r", header.length, header.shape, order)
+        array = np.asarray(mapped)
+        return _placed(array.astype(array.dtype.newbyteorder("="), copy=False), device)
+    return _placed(read_elements(stream, header, path), device)
+
+
+def _placed(array: HostArray, device: Where | None) -> ShardedTensor:
+    """Returns a host array that nothing else holds as a tensor."""
+    mesh = as_sharding(default_mesh() if device is None else device, array.ndim, "load").mesh
+    is_own = not any(map(is_remote, mesh.flat)) and backend_of(mesh.flat[0]).on_host
+    return call("asarray", array, device=device, copy=False if is_own else None)  # type: ignore[no-any-return]

@@ -1,0 +1,223 @@
+"""QR factorizations of tall matrices whose rows are split over devices, by a tree.
+
+Each device factorizes its rows. Then, in each round, every second device that still has a factor R sends it to the
+device before, which factorizes both together; the last one has R of the whole matrix. The factors Q of these rounds are
+multiplied in the opposite order, on the way back to the devices, so that each device computes its rows of Q (J. Demmel,
+L. Grigori, M. Hoemmen, J. Langou, Communication-optimal parallel and sequential QR and LU factorizations, SIAM Journal
+on Scientific Computing 34, 2012).
+
+For n columns on P devices, P - 1 factors of n x n elements are sent on the way to the first device, as many on the way
+back, and R to all the others::
+
+    bytes = 3 (P - 1) n² itemsize        2 (P - 1) n² itemsize without Q
+
+A device holds a few of these factors besides its rows and those of Q. The signs of R's rows are those that the tree
+gives: they differ from LAPACK's, which are not unique either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import operator
+from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.functions.standard.manipulation import matrix_transpose
+from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import aval
+
+_BLOCK = 1 << 16
+"""Elements of the blocks of rows that NumPy factorizes one after the other, which stay in the cache."""
+
+
+def is_tall(x: Any) -> bool:
+    """Whether x is a tensor of matrices with split rows, of which each device has at least as many as x has columns.
+
+    The rows are not split if another dimension can take the split, so that each device has whole matrices.
+    """
+    return _is_long(x, -2, -1)
+
+
+def is_wide(x: Any) -> bool:
+    """Whether x is a tensor whose transposed matrices are tall; see `is_tall`."""
+    return _is_long(x, -1, -2)
+
+
+def _is_long(x: Any, along: int, across: int) -> bool:
+    """Whether x is a tensor of matrices that are split along one dimension, of which each device has at least as many
+    elements as the other dimension has.
+    """
+    if not is_factorized(x) or not splits_matrices(x):
+        return False
+    chains = x.sharding.spec.chains_of(x.ndim)
+    parts = math.prod([x.sharding.mesh.shape[a] for a in chains[along]])
+    return parts > 1 and not chains[across] and x.shape[along] // parts >= x.shape[across] > 0
+
+
+def is_factorized(x: Any) -> bool:
+    """Whether x is a tensor of matrices of a dtype that LAPACK factorizes."""
+    return isinstance(x, ShardedTensor) and x.ndim >= 2 and is_solvable(x.dtype)
+
+
+def is_solvable(dtype: np.dtype[Any]) -> bool:
+    """Whether LAPACK computes with the dtype."""
+    return dtype.char in "fdFD" or dtype.kind in "biu"
+
+
+def splits_matrices(x: ShardedTensor) -> bool:
+    """Whether the last two dimensions are split, and no other dimension can take the split."""
+    *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
+    parts = math.prod([x.sharding.mesh.shape[a] for a in (*rows, *columns)])
+    return parts > 1 and all(chain or size < parts for chain, size in zip(stack, x.shape, strict=False))
+
+
+def small_factor(x: Any) -> Any:
+    """Returns R of tall matrices, or of wide ones transposed, which has the same singular values; None of others."""
+    return tall_r(x) if is_tall(x) else tall_r(matrix_transpose(x)) if is_wide(x) else None
+
+
+def factor_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which LAPACK factorizes."""
+    return np.dtype(np.float64) if dtype.kind in "biu" else dtype
+
+
+@operator(operands=("x",), error_name="qr")
+def tall_qr(x: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
+    """Returns Q, in x's sharding, and R, replicated, of matrices with split rows: see `is_tall`.
+
+    >>> from shardtensor.functions.linalg.tsqr import tall_qr
+    >>> [abs(a).round(6).tolist() for a in tall_qr(st.asarray([[3.0]] * 4))]
+    [[[0.5], [0.5], [0.5], [0.5]], [[6.0]]]
+    """
+
+
+@operator(operands=("x",), error_name="qr")
+def tall_r(x: ArrayLike, /) -> ShardedTensor:
+    """Returns R of `tall_qr` without computing Q.
+
+    >>> from shardtensor.functions.linalg.tsqr import tall_r
+    >>> abs(tall_r(st.asarray([[3.0]] * 4))).round(6).tolist()
+    [[6.0]]
+    """
+
+
+@distributed(tall_qr)
+def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shards, Shards]:
+    comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
+    local, rounds, r = _up(x, comm, dtype)
+    factor = r.map(lambda xp, r: xp.eye(r.shape[-1], dtype=r.dtype), shape=_square, dtype=dtype)
+    for step, merged in reversed(rounds):
+        product = merged.map(_multiplied, factor.arrays, shape=_square, dtype=dtype, tuples=True)
+        lower = product.map(_lower, shape=_square, dtype=dtype)
+        sent = comm.permute(lower, [k - step if k % (2 * step) == step else None for k in range(comm.size)])
+        sends = [k % (2 * step) == step for k in comm.index]
+        factor = product.map(_upper, sent, sends, shape=_square, dtype=dtype)
+    q = aval(x.value.shape, dtype, x.value.sharding, x.value.committed)
+    return local.make(q, _times, local.arrays, factor.arrays), _replicated(r, comm, dtype)
+
+
+@distributed(tall_r)
+def _tall_r(x: Shards, along: Callable[[int], MeshCommunicator]) -> Shards:
+    comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
+    return _replicated(_up(x, comm, dtype)[2], comm, dtype)
+
+
+def _up(x: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> tuple[Shards, list[tuple[int, Shards]], Shards]:
+    """Returns the factors of each device's rows; for each round of the tree, the distance of the devices and their
+    factors Q and R; and R of each device, which is that of the whole matrix on the first one.
+    """
+    local = x.map(_factorized, shape=_square, dtype=dtype, tuples=True)
+    r = local.map(_last, shape=_square, dtype=dtype)
+    rounds, step = [], 1
+    while step < comm.size:
+        sources = [k + step if k % (2 * step) == 0 and k + step < comm.size else None for k in range(comm.size)]
+        merges = [sources[k] is not None for k in comm.index]
+        merged = r.map(_merged, comm.permute(r, sources), merges, shape=_square, dtype=dtype, tuples=True)
+        rounds.append((step, merged))
+        r = merged.map(_last, shape=_square, dtype=dtype)
+        step *= 2
+    return local, rounds, r
+
+
+def _replicated(r: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> Shards:
+    """Returns the R of the first device on every device."""
+    x = r.value
+    *chains, _, _ = x.sharding.spec.chains_of(x.ndim)
+    value = aval(_square(x.shape), dtype, x.sharding.with_spec(P(*chains)), x.committed)
+    return r.make(value, _copied, comm.broadcast(r.arrays, 0))
+
+
+# -- shapes of results -----------------------------------------------------------------------------
+
+
+def _square(shape: Shape) -> Shape:
+    return (*shape[:-2], shape[-1], shape[-1])
+
+
+# -- on one device ---------------------------------------------------------------------------------
+
+
+def _factorized(xp: Any, x: Any) -> tuple[Any, ...]:
+    """Returns factors Q, from left to right, and R. NumPy's are those of blocks of rows, and of their stacked R."""
+    if xp is not np:
+        return tuple(xp.linalg.qr(x if xp.isdtype(x.dtype, ("real floating", "complex floating")) else _wide(xp, x)))
+    (rows, columns), count = x.shape[-2:], max(1, x.shape[-2] // max(_BLOCK // x.shape[-1], 2 * x.shape[-1]))
+    if count == 1 or x.ndim > 2:
+        return tuple(np.linalg.qr(x))
+    length = rows // count
+    q, r = np.linalg.qr(x[: count * length].reshape(count, length, columns))
+    rest = x[count * length :]  # These rows, which are fewer than blocks, are factorized together with the R.
+    return q, *np.linalg.qr(np.concatenate([r.reshape(-1, columns), rest]))
+
+
+def _wide(xp: Any, x: Any) -> Any:
+    return xp.asarray(x, dtype=xp.float64)
+
+
+def _times(xp: Any, out: Any, factors: tuple[Any, ...], last: Any) -> None:
+    """Writes the product of the factors Q of a device's rows and of the last factor."""
+    *blocks, q, _ = factors
+    if not blocks:
+        out[...] = xp.matmul(q, last)
+        return
+    q, (block,), columns = np.matmul(q, last), blocks, last.shape[-1]
+    count, length = block.shape[:2]
+    inner, end = q[: count * columns].reshape(count, columns, columns), count * length
+    np.matmul(block, inner, out=out[:end].reshape(count, length, columns))
+    out[end:] = q[count * columns :]
+
+
+def _merged(xp: Any, r: Any, other: Any, merges: bool) -> tuple[Any, Any]:
+    """Returns Q and R of two factors R, one on top of the other; None and R on a device that has received none."""
+    return tuple(xp.linalg.qr(xp.concat([r, other], axis=-2))) if merges else (None, r)
+
+
+def _last(xp: Any, factors: tuple[Any, ...]) -> Any:
+    return factors[-1]
+
+
+def _multiplied(xp: Any, merged: tuple[Any, Any], factor: Any) -> tuple[Any, Any]:
+    """Returns the upper and the lower half of Q times the factor; the factor twice on a device without Q."""
+    if merged[0] is None:
+        return factor, factor
+    product, n = xp.matmul(merged[0], factor), factor.shape[-1]
+    return product[..., :n, :], xp.asarray(product[..., n:, :], copy=True)
+
+
+def _lower(xp: Any, halves: tuple[Any, Any]) -> Any:
+    return halves[1]
+
+
+def _upper(xp: Any, halves: tuple[Any, Any], sent: Any, sends: bool) -> Any:
+    """Returns the factor of a device: the half that it has received, or its own."""
+    return sent if sends else halves[0]
+
+
+def _copied(xp: Any, out: Any, array: Any) -> None:
+    out[...] = array

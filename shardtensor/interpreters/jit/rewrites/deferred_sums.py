@@ -1,0 +1,220 @@
+"""Deferred sums: partial sums of a program that are added as late, and into as narrow a layout, as the program allows.
+
+Eager mode adds the partial sums of a reduction at once, so that every device gets the whole result. Here the result
+stays unreduced through linear operators (see `shardtensor.interpreters.execution.linear`) up to the first equation that
+needs its elements. There it is added: into the layout to which all equations that need it would transfer it, by a
+reduce-scatter, or, if there is no such layout, as in eager mode. Sums of several products are added once in this way.
+
+The reductions whose partial sums meet are one decision: they are deferred if that moves fewer bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from shardtensor.core import OPS
+from shardtensor.interpreters.programs.passes import Setting
+from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var
+from shardtensor.interpreters.programs.replay import bytes_of, plan_of, result_of, with_operands
+from shardtensor.interpreters.views.views import aval_of_view
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.value import Aval, aval
+
+_EXACT = frozenset(
+    ("view", "copy", "negative", "reshape", "permute_dims", "matrix_transpose", "broadcast_to", "flip", "stack")
+)
+"""The linear operators that round no element, so that the sum has the bits that it has in eager mode."""
+
+_MOST = 64
+"""The maximum number of reductions of a program of which the sums are deferred."""
+
+
+def with_deferred_sums(program: Program, setting: Setting) -> Program:
+    """Returns a program with the same results that moves fewer bytes; the program itself if none is found."""
+    candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
+    if not candidates or len(candidates) > _MOST:
+        return program
+    count, exact = program.next_number(), setting.exact
+    first = _Deferral(program, candidates, count, exact)
+    chosen = [k for part in first.parts() if first.saves(part) for k in part]
+    if not chosen:
+        return program
+    made = first if len(chosen) == len(candidates) else _Deferral(program, chosen, count, exact)
+    return dataclasses.replace(program, equations=made.equations)
+
+
+def partial_axes(equation: Equation) -> Sequence[str]:
+    """Returns the mesh axes along which an equation adds partial sums that it could leave."""
+    op = equation.op
+    if op.combine != "sum" or equation.writes or equation.into is not None or op.params[-1:] == ("layout",):
+        return ()
+    if type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
+        return ()
+    plan = plan_of(equation)
+    mesh = equation.results.kind.sharding.mesh
+    if plan is None or not op.placed or plan.result.sharding.memory_kind != "device":  # Partial sums stay on devices.
+        return ()
+    return [axis for axis in plan.partial_axes if mesh.shape[axis] > 1]
+
+
+def without_addition(equation: Equation, axes: Sequence[str], number: int) -> Equation | None:
+    """Returns a reduction that leaves its partial sums along mesh axes, as a value with that number; None if it adds
+    them nevertheless.
+    """
+    op, kind = equation.op.placed, equation.results.kind
+    assert op is not None
+    spec = P(*kind.sharding.spec.chains_of(kind.ndim), unreduced=frozenset(axes))
+    made = dataclasses.replace(equation, op=op, params=(*equation.params, kind.sharding.with_spec(spec)))
+    result = result_of(made)
+    return dataclasses.replace(made, results=Var(number, result)) if result is not None and result.unreduced else None
+
+
+class _Deferral:
+    """A program in which the sums of some reductions are deferred.
+
+    Attributes:
+        equations: the equations.
+    """
+
+    def __init__(self, program: Program, deferred: Sequence[int], count: int, exact: bool) -> None:
+        self.equations: list[Equation] = []
+        self._count = count
+        self._exact = exact
+        self._unreduced: dict[Var, Var] = {}  # by the value of the program that is their sum
+        self._narrow: dict[Var, Var] = {}  # the sums in a layout of their own, likewise
+        self._added: set[Var] = set()
+        self._bits: dict[Var, int] = {}  # the reductions that a value of the program is made of
+        self._touched: list[tuple[int, list[Equation], list[Equation]]] = []
+        self._outputs = {*program.outputs, *program.writes.values()}
+        self._users = {v: [program.equations[k] for k in users if k >= 0] for v, users in program.users().items()}
+        numbers = {k: bit for bit, k in enumerate(deferred)}
+        self._deferred = list(deferred)
+        for k, equation in enumerate(program.equations):
+            made = self._reduction(equation, 1 << numbers[k]) if k in numbers else self._rewritten(equation)
+            self.equations += made
+        for v in sorted(self._unreduced, key=lambda v: v.number):
+            if v in self._outputs and v not in self._added:
+                self.equations.append(self._addition(v))
+                self._touched.append((self._bits[v], [], self.equations[-1:]))
+
+    def _new(self, kind: ValueKind) -> Var:
+        made = Var(self._count, kind)
+        self._count += 1
+        return made
+
+    def _reduction(self, equation: Equation, bit: int) -> list[Equation]:
+        """Returns the reduction without the sum of its partial results."""
+        v, axes = equation.results, partial_axes(equation)
+        before = self._rewritten(equation)  # Its operands may be unreduced themselves.
+        equation = before[-1]
+        if type(equation.results) is not Var or equation.results is not v:
+            return before
+        made = without_addition(equation, axes, self._count)
+        if made is None:
+            return before
+        self._count += 1
+        self._unreduced[v], self._bits[v] = made.results, bit
+        self._touched.append((bit, [equation], [made]))
+        return [*before[:-1], made]
+
+    def _rewritten(self, equation: Equation) -> list[Equation]:
+        """Returns an equation, which takes unreduced operands where it is linear in them, after the sums of others."""
+        sums = [v for v in equation.reads() if v in self._unreduced]
+        if not sums:
+            return [equation]
+        bits = 0
+        for v in sums:
+            bits |= self._bits[v]
+        linear = self._linear(equation)
+        if linear is not None:
+            value, v = linear.results.kind, equation.results
+            if value.unreduced:
+                self._unreduced[v], self._bits[v] = self._new(value), bits
+                linear.results = self._unreduced[v]
+            self._touched.append((bits, [equation], [linear]))
+            return [linear]
+        made = [self._addition(v) for v in sums if v not in self._added]
+        narrow = {v: self._narrow[v] for v in sums if v in self._narrow}
+        changed = with_operands(equation, narrow) if narrow else equation
+        self._touched.append((bits, [equation], [*made, changed]))
+        return [*made, changed]
+
+    def _linear(self, equation: Equation) -> Equation | None:
+        """Returns an equation that is linear in its unreduced operands, or transfers them, with these operands; its
+        result has the kind that it then has. None for another equation.
+        """
+        if equation.writes or equation.programs or type(equation.results) is not Var:
+            return None
+        if self._exact and equation.op.name not in (*_EXACT, "transfer_to"):
+            return None
+        taken = {v: u for v, u in self._unreduced.items() if v not in self._narrow}
+        if any(v in self._narrow for v in equation.reads()):
+            return None
+        changed = with_operands(equation, taken)
+        if equation.into is not None:
+            (base,), view_spec = changed.operands, equation.into
+            value = aval_of_view(base.kind, view_spec.chains, view_spec.shape, view_spec.part, base.kind.unreduced)
+            made = dataclasses.replace(changed, results=Var(-1, value), window=value)
+            return made if view_spec.part is None else None
+        result = result_of(changed)
+        moved = equation.op.name == "transfer_to" and result == equation.results.kind
+        if result is None or not (result.unreduced or moved):
+            return None
+        return dataclasses.replace(changed, results=Var(-1, result) if result.unreduced else equation.results)
+
+    def _addition(self, v: Var) -> Equation:
+        """Returns the equation that adds partial sums."""
+        self._added.add(v)
+        kind, target = v.kind, self._narrow_layout(v)
+        assert isinstance(kind, Aval)
+        sharding, made = kind.sharding, v
+        if target is not None:
+            sharding = target
+            made = self._narrow[v] = self._new(aval(kind.shape, kind.dtype, target, kind.committed))
+        params = (sharding, "jit", kind.committed, False, None)
+        return Equation(OPS["transfer_to"], (self._unreduced[v],), params, made)
+
+    def _narrow_layout(self, v: Var) -> NamedSharding | None:
+        """Returns the layout to which all equations that need the elements of a value transfer it, if there is one."""
+        found: set[NamedSharding] = set()
+        if v in self._outputs:
+            return None
+        for equation in self._users[v]:
+            if equation.writes or self._linear(equation) is not None:
+                return None
+            plan = plan_of(equation)
+            if plan is None:
+                return None
+            for x, transfer in zip(equation.operands, plan.transfers, strict=False):
+                if x == v and type(x) is Var:
+                    if transfer is None or transfer.target == v.kind.sharding:  # type: ignore[union-attr]
+                        return None
+                    found.add(transfer.target)
+        if len(found) != 1:
+            return None
+        (target,) = found
+        kind = dataclasses.replace(v, kind=aval(v.kind.shape, v.kind.dtype, target, v.kind.committed))  # type: ignore[union-attr]
+        same = all(result_of(with_operands(e, {v: kind})) == e.results.kind for e in self._users[v])
+        return target if same else None
+
+    # -- decisions -----------------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[list[int]]:
+        """Yields the reductions whose partial sums meet in an equation, as numbers of equations of the program."""
+        groups: list[int] = []
+        for bits, _, _ in self._touched:
+            met = [g for g in groups if g & bits]
+            groups = [g for g in groups if not g & bits]
+            for g in met:
+                bits |= g
+            groups.append(bits)
+        for bits in groups:
+            yield [k for n, k in enumerate(self._deferred) if bits >> n & 1]
+
+    def saves(self, part: Sequence[int]) -> bool:
+        """Whether deferring the sums of these reductions moves fewer bytes."""
+        bits = sum(1 << n for n, k in enumerate(self._deferred) if k in part)
+        touched = [(old, new) for b, old, new in self._touched if b & bits]
+        return bytes_of([e for _, new in touched for e in new]) < bytes_of([e for old, _ in touched for e in old])

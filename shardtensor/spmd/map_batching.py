@@ -1,0 +1,67 @@
+"""Maps that `vmap` calls once for all examples: each program gets its blocks of all of them, and has a batcher."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardtensor.core import Op, Operands, bind, interpreting
+from shardtensor.interpreters.batching.batched_loops import Flags
+from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
+from shardtensor.interpreters.program_arrays import tensor_here
+from shardtensor.spmd.maps.launch import MappedArgument, Unmapped
+from shardtensor.spmd.scheduling.mapped_program import current
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+
+
+def called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> list[Any]:
+    """Returns the results of a map, given those parameters; the interpreter around the batcher is the innermost one."""
+    columns: list[MappedArgument] = []
+    flags: list[Sequence[Flags] | None] = []
+    for items, each, donated in operands[0]:
+        if type(items) is Unmapped:
+            columns.append(MappedArgument(items, each, donated))
+            flags.append(None)
+            continue
+        every = list(items) if each else [items]
+        flags.append([list(map(batcher.differs, leaves(item))) for item in every])
+        given = [map_leaves(batcher.examples, item) for item in every]
+        columns.append(MappedArgument(given if each else given[0], each, donated))
+    found: dict[int, Flags] = {}
+    function = functools.partial(_program, batcher, params["fn"], flags, found)
+    made = bind(op, (columns,), tuple((params | {"fn": function}).values()))
+    return [batcher.boxed(result, found[k]) for k, result in enumerate(made)]
+
+
+def _program(
+    batcher: Batcher,
+    fn: Callable[..., Any],
+    columns: Sequence[Sequence[Flags] | None],
+    found: dict[int, Flags],
+    *args: Any,
+) -> Any:
+    """Calls the function in one program, and notes which leaves of the result differ between examples."""
+    program = current()
+    assert program is not None
+    mine = Batcher(batcher.size, batcher.axis_name)
+    given = []
+    for argument, rows in zip(args, columns, strict=True):
+        flags = None if rows is None else rows[program.number if len(rows) > 1 else 0]
+        given.append(argument if flags is None else mine.boxed(map_leaves(tensor_here, argument), flags))
+    try:
+        with interpreting(mine):
+            result = fn(*given)
+        found[program.number] = list(map(mine.differs, leaves(result)))
+        with mine.outside():
+            return replaced(result, [mine.shown(mine.examples(y)) for y in leaves(result)])
+    finally:
+        mine.ended = True
+
+
+def pairs_checked(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> None:
+    """Checks that results are equal, of all examples."""
+    bind(op, (map_leaves(batcher.examples, operands[0]),), tuple(params.values()))
+
+
+SPECIAL.update(map_shards=called, check_equal=pairs_checked)
