@@ -260,17 +260,11 @@ def test_execution_does_not_depend_on_whether_transfers_are_recorded() -> None:
     for module, path in MODULES.items():
         if module.startswith("shardtensor.communication.") or module == "shardtensor.interpreters.recording":
             continue
-<<<<<<< 64010f41c8d38c544c1c7574c9e96eb271ab3224
         source = path.read_text()
         for function in ast.walk(ast.parse(source)) if "is_recording" in source else ():
-            names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-            if isinstance(function, ast.FunctionDef) and "is_recording" in names and "infer" not in function.name:
-=======
-        for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef) or "infer" in function.name:
                 continue
             if any(isinstance(node, ast.Name) and node.id == "is_recording" for node in ast.walk(function)):
->>>>>>> 3c992a015a84e7742e8e4d44336b712a339bf949
                 found.add(f"{module}.{function.name}")
     assert found == set()
 
