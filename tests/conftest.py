@@ -13,6 +13,7 @@ os.environ.pop("SHARDTENSOR_BACKEND", None)
 os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
 os.environ.setdefault("SHARDTENSOR_TRACEBACK", "full")  # failures of tests show the frames of the library
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is imported; JAX imports SciPy
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # JAX gives values to compare with, most of them once
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a hundred times faster for small matrices on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # likewise for torch, whose threads spin while they wait
 

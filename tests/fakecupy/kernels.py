@@ -25,7 +25,10 @@ from . import launch
 from . import world as w
 from .errors import CUDARuntimeError
 
-_FLAGS = ("-O0", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
+_FLAGS = (
+    "-O0", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w",
+    "-nostdlib",  # What it calls of the C library is in this process; linking takes less than half as long.
+)  # fmt: skip
 _OPTIONS = ("--fmad=false", "--std=c++17")
 _C = {
     "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
@@ -128,7 +131,7 @@ def _library(text: str) -> ctypes.CDLL:
         source, made = Path(folder) / "kernel.c", Path(folder) / "kernel.so"
         source.write_text(text)
         done = subprocess.run(
-            [*command.split(), *_FLAGS, "-o", str(made), str(source), "-lm"], capture_output=True, text=True
+            [*command.split(), *_FLAGS, "-o", str(made), str(source), "-lm", "-lgcc"], capture_output=True, text=True
         )
         if done.returncode:
             raise CompileException(f"{done.stderr}\n{text}")

@@ -174,7 +174,7 @@ def read(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_reading_matches_numpy(backends: tuple[str, ...]) -> None:
-    read(drawn(600, fast=100), backends)
+    read(drawn(600, fast=60), backends)
 
 
 @pytest.mark.full
@@ -303,7 +303,7 @@ def write(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_writing_matches_numpy(backends: tuple[str, ...]) -> None:
-    write(drawn(1500, fast=200), backends)
+    write(drawn(1500, fast=120), backends)
 
 
 @pytest.mark.full
@@ -358,7 +358,7 @@ def write_from_itself(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_writing_from_itself_matches_numpy(backends: tuple[str, ...]) -> None:
-    write_from_itself(drawn(400, fast=60), backends)
+    write_from_itself(drawn(400, fast=40), backends)
 
 
 @pytest.mark.full

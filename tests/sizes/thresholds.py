@@ -269,4 +269,4 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 node.value = ast.copy_location(ast.Constant(self.values[name]), node)
                 left.remove(name)
         assert not left, f"{fullname} has no {left}"
-        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+        return compile(tree, self.path, "exec", dont_inherit=True)

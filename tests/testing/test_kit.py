@@ -50,13 +50,13 @@ def some_operators(start: int) -> Any:
 
 class TestNumPy(BackendTests):
     backend = "numpy"
-    examples = 5
+    examples = drawn(5, fast=3)
     test_operator = some_operators(0)
 
 
 class TestChecked(BackendTests):
     backend = "checked"
-    examples = 5
+    examples = drawn(5, fast=3)
     test_operator = some_operators(1)
 
 
@@ -128,7 +128,7 @@ def test_the_page_works(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
     (project / "lazy_devices.py").unlink()  # the installed module is the one that runs
-    (project / "conftest.py").write_text(CONFTEST.format(examples=drawn(20, fast=2), step=drawn(1, fast=5)))
+    (project / "conftest.py").write_text(CONFTEST.format(examples=drawn(20, fast=2), step=drawn(1, fast=10)))
     for command in (["try_lazy.py"], ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_lazy.py"]):
         command = [sys.executable, *command]
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=project)

@@ -129,7 +129,7 @@ def program(seed: int, length: int) -> Callable[[Any], Any]:
     return run
 
 
-COUNT = drawn(10000, fast=120)
+COUNT = drawn(10000, fast=80)
 
 
 @pytest.mark.parametrize("part", range(8))
