@@ -1,0 +1,419 @@
+"""Arrays and groups of zarr v3 in folders: outer chunks are written from pieces of host arrays, any box is read.
+
+A hole, which other programs leave where all elements have the value ``fill_value``, is an error unless the caller asks
+for its elements: in arrays that this library has written it is a file that somebody has deleted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError
+from shardtensor.files.atomic import DISK, Disk, naming, write_file
+from shardtensor.files.checksums import bytes_of, combined, crc32c
+from shardtensor.files.grids import Box, Shape, chunk_box, chunks_of, intersection, size_of
+from shardtensor.files.metadata import MOST, ArrayMetadata, GroupMetadata, parse, text_of_array, text_of_group
+from shardtensor.files.paths import check_name, opened, read_into, read_text
+from shardtensor.host import memory_pool
+from shardtensor.host.summation_order import HostArray
+
+_HOLE = (1 << 64) - 1
+"""The offset and the size of an inner chunk that a file does not have."""
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """A file that was written.
+
+    Attributes:
+        key: its path below the folder of the array.
+        nbytes: its size.
+        crc32c: the checksum of all of it.
+    """
+
+    key: str
+    nbytes: int
+    crc32c: int
+
+
+def write_array(folder: str, metadata: ArrayMetadata, disk: Disk = DISK) -> Written:
+    """Writes the ``zarr.json`` of an array, which one process does; the folder may exist.
+
+    Raises:
+        OSError: it cannot be written; the error has its name.
+    """
+    return _write_text(folder, text_of_array(metadata), disk)
+
+
+def write_group(folder: str, attributes: Mapping[str, Any], disk: Disk = DISK) -> Written:
+    """Writes the ``zarr.json`` of a group, which one process does; the folder may exist.
+
+    Raises:
+        OSError: it cannot be written; the error has its name.
+    """
+    return _write_text(folder, text_of_group(attributes), disk)
+
+
+def _write_text(folder: str, text: bytes, disk: Disk) -> Written:
+    _make_folder(folder, disk)
+    return Written("zarr.json", write_file(os.path.join(folder, "zarr.json"), [text], disk), crc32c(text))
+
+
+def write_chunk(
+    folder: str, metadata: ArrayMetadata, index: Shape, pieces: Sequence[tuple[Box, HostArray]], disk: Disk = DISK
+) -> Written:
+    """Writes and flushes the file of an outer chunk.
+
+    Args:
+        folder: the folder of the array.
+        metadata: its metadata, as `array_metadata` gives it.
+        index: the index of the chunk.
+        pieces: boxes of the array with their elements, which together have each element of the chunk once; they may
+            reach beyond it. Where an inner chunk is contiguous in one of them, it is written without a copy.
+        disk: the operations on the file system.
+
+    Raises:
+        ArgumentError: the pieces lack elements of the chunk.
+        OSError: the file exists, or cannot be written; the error has its name.
+    """
+    key = metadata.key(index)
+    parent = folder
+    for name in key.split("/")[:-1]:
+        parent = os.path.join(parent, name)
+        _make_folder(parent, disk)
+    encoder = _Encoder(metadata, index, pieces)
+    nbytes = write_file(os.path.join(folder, key), encoder.buffers(), disk)
+    return Written(key, nbytes, encoder.checksum)
+
+
+def _make_folder(path: str, disk: Disk) -> None:
+    """Creates a folder, which another process may create at the same time."""
+    try:
+        with naming(path):
+            disk.make_folder(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+@dataclass
+class _Encoder:
+    """Makes the bytes of an outer chunk, of which no copy is in memory but that of one inner chunk."""
+
+    metadata: ArrayMetadata
+    index: Shape
+    pieces: Sequence[tuple[Box, HostArray]]
+    checksum: int = 0
+
+    def buffers(self) -> Iterator[HostArray]:
+        """Yields the bytes of the file, each part to be written before the next one is asked for."""
+        metadata = self.metadata
+        whole = chunk_box(self.index, metadata.chunk, metadata.shape)
+        begin = tuple(i * c for i, c in zip(self.index, metadata.chunk, strict=True))
+        scratch = np.empty(metadata.inner, metadata.dtype)
+        entries = np.full((math.prod(metadata.per_chunk), 2), _HOLE, "<u8")
+        offset = 0
+        for number, position in enumerate(np.ndindex(*metadata.per_chunk)):
+            starts = [b + p * i for b, p, i in zip(begin, position, metadata.inner, strict=True)]
+            reach = tuple((s, s + i) for s, i in zip(starts, metadata.inner, strict=True))
+            box = intersection(reach, whole)
+            if box is None:  # It is beyond the end of the array.
+                continue
+            data = bytes_of(self._elements(box, reach, scratch))
+            value = crc32c(data)
+            entries[number] = offset, data.size + 4
+            offset += data.size + 4
+            yield self._counted(data, value)
+            yield self._counted(_checksum_bytes(value))
+        table = bytes_of(entries)
+        value = crc32c(table)
+        yield self._counted(table, value)
+        yield self._counted(_checksum_bytes(value))
+
+    def _counted(self, data: HostArray, value: int | None = None) -> HostArray:
+        """Adds bytes to the checksum of the file, of which they are the next ones."""
+        self.checksum = combined(self.checksum, crc32c(data) if value is None else value, data.size)
+        return data
+
+    def _elements(self, box: Box, reach: Box, scratch: HostArray) -> HostArray:
+        """Returns the elements of an inner chunk, which has those of ``box``, as a contiguous array."""
+        parts = [(both, has, array) for has, array in self.pieces if (both := intersection(box, has)) is not None]
+        if sum(size_of(both) for both, _, _ in parts) != size_of(box):
+            raise ArgumentError(
+                f"chunk {self.index} of an array of shape {self.metadata.shape}: the pieces do not have each element "
+                f"of {box} once"
+            )
+        if len(parts) == 1 and box == reach:
+            both, has, array = parts[0]
+            part: HostArray = array[_slices(both, has)]
+            if part.flags.c_contiguous and part.dtype == self.metadata.dtype:
+                return part
+        if box != reach:
+            bytes_of(scratch)[:] = 0
+        for both, has, array in parts:
+            scratch[_slices(both, reach)] = array[_slices(both, has)]
+        return scratch
+
+
+def _slices(box: Box, within: Box) -> tuple[Any, ...]:
+    """Returns the index of a box in an array that has another one; with no dimension, the index of a view."""
+    return (*(slice(b - o, e - o) for (b, e), (o, _) in zip(box, within, strict=True)), ...)
+
+
+def _checksum_bytes(value: int) -> HostArray:
+    return np.frombuffer(value.to_bytes(4, "little"), np.uint8)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def open_node(folder: str) -> ZarrArray | GroupMetadata:
+    """Opens an array, or returns the attributes of a group.
+
+    Raises:
+        ArgumentError: its metadata is broken.
+        ArgumentTypeError: it has what is not read.
+        OSError: it cannot be read; the error has the name of the file.
+    """
+    node = parse(read_text(folder, "zarr.json", MOST), os.path.join(folder, "zarr.json"))
+    return ZarrArray(folder, node) if isinstance(node, ArrayMetadata) else node
+
+
+def open_child(folder: str, path: str) -> ZarrArray | GroupMetadata:
+    """Opens a node below a group by its path of names, which ``/`` separates. Links are not followed.
+
+    Raises:
+        ArgumentError: the path climbs or has links, or the metadata is broken.
+        ArgumentTypeError: it has what is not read.
+        OSError: it cannot be read; the error has the name of the file.
+    """
+    for name in path.split("/"):
+        check_name(name, folder)
+    node = parse(read_text(folder, f"{path}/zarr.json", MOST), os.path.join(folder, path, "zarr.json"))
+    return ZarrArray(folder, node, f"{path}/") if isinstance(node, ArrayMetadata) else node
+
+
+def children(folder: str) -> list[str]:
+    """Returns the names of the arrays and groups in a group, in order; links are passed over.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with naming(folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(name for name in names if os.path.isfile(os.path.join(folder, name, "zarr.json")))
+
+
+@dataclass(frozen=True)
+class ZarrArray:
+    """An array in a folder.
+
+    Attributes:
+        root: the folder from which on links are not followed.
+        metadata: its metadata.
+        prefix: the path of the array below the root, with ``/`` at its end if it is not empty.
+    """
+
+    root: str
+    metadata: ArrayMetadata
+    prefix: str = ""
+
+    def read(self, box: Box | None = None, out: HostArray | None = None, *, filled: bool = False) -> HostArray:
+        """Reads the elements of a box; of files, it reads the inner chunks that have some, and checks their sums.
+
+        Args:
+            box: a pair of begin and end for each dimension; by default, the whole array.
+            out: an array of the shape of the box, into which they are read.
+            filled: whether holes have the element ``fill_value``; otherwise they are an error.
+
+        Raises:
+            ArgumentError: a file is broken or missing, or a checksum differs; the error names the file.
+            DeviceMemoryError: the host has not enough memory.
+            OSError: a file cannot be read; the error has its name.
+        """
+        metadata = self.metadata
+        box = tuple((0, n) for n in metadata.shape) if box is None else box
+        if not all(0 <= b <= e <= n for (b, e), n in zip(box, metadata.shape, strict=True)):
+            raise ArgumentError(f"{self._path('')}: the box {box} is not in an array of shape {metadata.shape}")
+        if not filled:
+            self._check_sizes(box)
+        shape = tuple(e - b for b, e in box)
+        if out is None:
+            memory_pool.reserve(size_of(box) * metadata.dtype.itemsize)
+            out = np.empty(shape, metadata.dtype)
+        elif out.shape != shape or out.dtype != metadata.dtype:
+            raise ArgumentError(f"out has shape {out.shape} and dtype {out.dtype}; wanted {shape}, {metadata.dtype}")
+        reader = _Reader(self, box, out, filled)
+        for index in chunks_of(box, metadata.chunk):
+            reader.read_chunk(index)
+        return out
+
+    def verify(self, index: Shape, *, filled: bool = False) -> None:
+        """Checks all sums of an outer chunk, with the memory of one inner chunk.
+
+        Raises:
+            ArgumentError: the file is broken or missing, or a checksum differs; the error names the file.
+            OSError: it cannot be read; the error has its name.
+        """
+        _Reader(self, chunk_box(index, self.metadata.chunk, self.metadata.shape), None, filled).read_chunk(index)
+
+    def chunks(self) -> Iterable[Shape]:
+        """Returns the indices of all outer chunks, in C order."""
+        return chunks_of(tuple((0, n) for n in self.metadata.shape), self.metadata.chunk)
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, self.prefix + key)
+
+    def _check_sizes(self, box: Box) -> None:
+        """Checks that files have as many bytes as the elements of a box need, before memory is allocated for these."""
+        metadata = self.metadata
+        for index in chunks_of(box, metadata.chunk):
+            key = metadata.key(index)
+            try:
+                with opened(self.root, self.prefix + key) as descriptor:
+                    size = os.fstat(descriptor).st_size
+            except FileNotFoundError:
+                raise _missing(self._path(key)) from None
+            part = intersection(box, chunk_box(index, metadata.chunk, metadata.shape))
+            assert part is not None
+            count = math.prod(-(-e // i) - b // i for (b, e), i in zip(part, metadata.inner, strict=True))
+            least = metadata.index_nbytes + count * (metadata.inner_nbytes + 4 * metadata.elements.checked)
+            if size < least:
+                raise ArgumentError(f"{self._path(key)} is truncated: it has {size} bytes; wanted at least {least}")
+
+
+class _Reader:
+    """Reads a box of an array into memory; with no memory, it only checks the sums."""
+
+    def __init__(self, array: ZarrArray, box: Box, out: HostArray | None, filled: bool) -> None:
+        self._array, self._box, self._out, self._filled = array, box, out, filled
+        self._metadata = array.metadata
+        self._scratch: HostArray | None = None
+
+    def read_chunk(self, index: Shape) -> None:
+        """Reads what an outer chunk has of the box."""
+        metadata, array = self._metadata, self._array
+        key = metadata.key(index)
+        path = array._path(key)
+        whole = chunk_box(index, metadata.chunk, metadata.shape)
+        part = intersection(self._box, whole)
+        if part is None:
+            return
+        try:
+            with opened(array.root, array.prefix + key) as descriptor:
+                self._read_file(descriptor, path, index, part)
+        except FileNotFoundError:
+            if not self._filled:
+                raise _missing(path) from None
+            self._fill(part)
+
+    def _read_file(self, descriptor: int, path: str, index: Shape, part: Box) -> None:
+        metadata = self._metadata
+        size = os.fstat(descriptor).st_size
+        entries = self._index(descriptor, path, size)
+        begin = [i * c for i, c in zip(index, metadata.chunk, strict=True)]
+        local = tuple((b - o, e - o) for (b, e), o in zip(part, begin, strict=True))
+        stored = metadata.inner_nbytes + 4 * metadata.elements.checked
+        for position in chunks_of(local, metadata.inner):
+            reach = tuple((o + p * i, o + (p + 1) * i) for o, p, i in zip(begin, position, metadata.inner, strict=True))
+            both = intersection(part, reach)
+            assert both is not None
+            offset, nbytes = 0, size
+            if entries is not None:
+                offset, nbytes = map(int, entries[position])
+            if (offset, nbytes) == (_HOLE, _HOLE):
+                if not self._filled:
+                    raise ArgumentError(f"{path} is broken: it lacks inner chunk {position}")
+                self._fill(both)
+            elif nbytes != stored or offset + nbytes > size:
+                raise ArgumentError(
+                    f"{path} is broken: inner chunk {position} has bytes {offset} to {offset + nbytes} of {size}; "
+                    f"wanted {stored} bytes"
+                )
+            else:
+                self._read_inner(descriptor, path, offset, both, reach, position)
+
+    def _index(self, descriptor: int, path: str, size: int) -> HostArray | None:
+        """Returns the offsets and sizes of the inner chunks of a file; None if it has no index."""
+        metadata = self._metadata
+        if metadata.index is None:
+            return None
+        nbytes = metadata.index_nbytes
+        if nbytes > size:
+            raise ArgumentError(f"{path} is truncated: it has {size} bytes, and its index alone has {nbytes}")
+        memory_pool.reserve(nbytes)
+        content = np.empty(nbytes, np.uint8)
+        read_into(descriptor, content, 0 if metadata.index_first else size - nbytes, path)
+        if metadata.index.checked:
+            content = _checked(content, path, "its index")
+        order = ">u8" if metadata.index.big else "<u8"
+        return content.view(order).reshape(*metadata.per_chunk, 2)
+
+    def _read_inner(self, descriptor: int, path: str, offset: int, both: Box, reach: Box, position: Shape) -> None:
+        """Reads an inner chunk, into the result if it is contiguous there, and otherwise by way of other memory."""
+        metadata, out = self._metadata, self._out
+        native = not metadata.elements.big or metadata.dtype.itemsize == 1
+        target = None if out is None else out[_slices(both, self._box)]
+        direct = target is not None and both == reach and native and target.flags.c_contiguous
+        if direct:
+            assert target is not None
+            memory = bytes_of(target)
+            read_into(descriptor, memory, offset, path)
+            if metadata.elements.checked:
+                stored = np.empty(4, np.uint8)
+                read_into(descriptor, stored, offset + memory.size, path)
+                _compare(crc32c(memory), stored, path, f"inner chunk {position}")
+            return
+        nbytes = metadata.inner_nbytes + 4 * metadata.elements.checked
+        if self._scratch is None:
+            memory_pool.reserve(nbytes)
+            self._scratch = np.empty(nbytes, np.uint8)
+        read_into(descriptor, self._scratch, offset, path)
+        content = self._scratch
+        if metadata.elements.checked:
+            content = _checked(content, path, f"inner chunk {position}")
+        if target is not None:
+            dtype = metadata.dtype
+            elements = content.view(dtype).reshape(metadata.inner)
+            if not native:
+                elements = _swapped(elements)
+            target[...] = elements[_slices(both, reach)]
+
+    def _fill(self, box: Box) -> None:
+        if self._out is not None:
+            self._out[_slices(box, self._box)] = self._metadata.fill
+
+
+def _missing(path: str) -> ArgumentError:
+    return ArgumentError(f"{path} is missing: the file of a chunk; restore an older checkpoint, or a copy of the file")
+
+
+def _swapped(elements: HostArray) -> HostArray:
+    """Returns elements in the other byte order; NumPy swaps the bytes of some dtypes only (not of bfloat16)."""
+    size = elements.dtype.itemsize // (2 if elements.dtype.kind == "c" else 1)
+    parts = elements.reshape(-1).view(np.uint8).reshape(-1, size)
+    return np.ascontiguousarray(parts[:, ::-1]).reshape(-1).view(elements.dtype).reshape(elements.shape)
+
+
+def _checked(content: HostArray, path: str, what: str) -> HostArray:
+    """Returns bytes without the checksum that follows them."""
+    data, stored = content[:-4], content[-4:]
+    _compare(crc32c(data), stored, path, what)
+    return data
+
+
+def _compare(value: int, stored: HostArray, path: str, what: str) -> None:
+    expected = int.from_bytes(stored.tobytes(), "little")
+    if value != expected:
+        raise ArgumentError(
+            f"{path} is damaged: {what} has the checksum {value:#010x}, and {expected:#010x} is stored; restore an "
+            "older checkpoint, or a copy of the file"
+        )
