@@ -1,8 +1,8 @@
 """Files and folders that are written as a whole or not at all, and that survive a loss of power once they are visible.
 
 A folder is written under a name of its own beside its final one, each file in it is flushed, the folder is renamed, and
-its parent is flushed. Where it replaces another one, the old one is moved aside first and deleted last, so that at every
-moment one of both has a name under which `find_folder` finds it. Names of unfinished, moved and deleted folders have a
+its parent is flushed. Where it replaces another one, the old one is moved aside first and deleted last, so that
+`find_folder` finds one of both at every moment. Names of unfinished, moved and deleted folders have a
 form that no user chooses, by which the next write removes what a process has left that was killed.
 """
 
@@ -135,6 +135,20 @@ def replace_file(path: str, pieces: Iterable[Buffer], disk: Disk = DISK) -> int:
     return size
 
 
+def make_folder(path: str, disk: Disk = DISK) -> None:
+    """Creates a folder unless there is one: several processes may create it at the same time.
+
+    Raises:
+        OSError: it cannot be created, or there is something else; the error has its name.
+    """
+    try:
+        with naming(path):
+            disk.make_folder(path)
+    except FileExistsError:
+        if not os.path.isdir(path) or os.path.islink(path):
+            raise
+
+
 def flush_folder(path: str, disk: Disk = DISK) -> None:
     """Writes the entries of a folder to the disk.
 
@@ -250,7 +264,7 @@ def commit_folder(new: str, path: str, *, overwrite: bool = False, disk: Disk = 
 
 
 def find_folder(path: str) -> str | None:
-    """Returns the folder that a reader of ``path`` takes: that at ``path``, else the newest that was moved aside for one
+    """Returns the folder that a reader of ``path`` takes: the one there, else the newest that was moved aside for one
     that never came; None if there is neither.
 
     Raises:
@@ -270,7 +284,7 @@ def find_folder(path: str) -> str | None:
 
 
 def recover(path: str, disk: Disk = DISK) -> None:
-    """Moves back what `find_folder` finds, and removes all leftovers of ``path``. One process calls it before it writes.
+    """Moves back what `find_folder` finds, and removes all leftovers of ``path``. A process calls it before it writes.
 
     Raises:
         OSError: it cannot be done.

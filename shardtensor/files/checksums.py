@@ -179,6 +179,8 @@ _STEPS = 32
 
 _Words = npt.NDArray[np.uint32]
 
+_BIT = np.uint32(1)
+
 
 def _by_numpy() -> Checksum:
     return _numpy_checksum
@@ -229,7 +231,7 @@ def _word_tables() -> list[_Words]:
 def _next(states: _Words) -> _Words:
     """Returns the states that a zero byte follows."""
     for _ in range(8):
-        states = (states >> 1) ^ (states & 1) * np.uint32(_POLYNOMIAL)
+        states = (states >> _BIT) ^ (states & _BIT) * np.uint32(_POLYNOMIAL)
     return states
 
 
@@ -257,7 +259,7 @@ def _products(a: int, b: _Words) -> _Words:
     for bit in range(31, -1, -1):
         if a >> bit & 1:
             product ^= b
-        b = (b >> 1) ^ (b & 1) * np.uint32(_POLYNOMIAL)
+        b = (b >> _BIT) ^ (b & _BIT) * np.uint32(_POLYNOMIAL)
     return product
 
 

@@ -1,8 +1,8 @@
 """The names of dtypes and the values that fill holes, in the metadata of zarr v3.
 
 Names are those that zarr-python, tensorstore and the registry of zarr's extensions use: ``float32``, ``bfloat16``,
-``float8_e4m3``, ``numpy.datetime64`` with its unit. NumPy's ``longdouble``, of which the format differs between machines
-and no reader knows a name, is stored as raw bits (``r128``); an attribute names it, and the precision that it has.
+``float8_e4m3``, ``numpy.datetime64`` with its unit. NumPy's ``longdouble``, of which the format differs between
+machines and no reader knows a name, is stored as raw bits (``r128``), and an attribute names it and its precision.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ a pair of begin and end for each dimension.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,10 +105,14 @@ def chunk_box(index: Shape, chunk: Shape, shape: Shape) -> Box:
 
 def chunks_of(box: Box, chunk: Shape) -> Iterator[Shape]:
     """Yields the indices of the chunks that have elements of a box, in C order."""
-    if all(begin < end for begin, end in box):
-        yield from itertools.product(
-            *(range(begin // c, -(-end // c)) for (begin, end), c in zip(box, chunk, strict=True))
-        )
+    ranges = [range(b // c, -(-e // c)) if b < e else range(0) for (b, e), c in zip(box, chunk, strict=True)]
+    counts = [len(numbers) for numbers in ranges]
+    for number in range(math.prod(counts)):  # itertools.product would make lists of the ranges, which may be long.
+        index = []
+        for numbers, count in zip(reversed(ranges), reversed(counts), strict=True):
+            number, k = divmod(number, count)
+            index.append(numbers[k])
+        yield tuple(reversed(index))
 
 
 # -- owners ----------------------------------------------------------------------------------------
@@ -190,7 +193,8 @@ def _pieces(box: Box, writers: _Owners, everything: _Owners) -> tuple[Piece, ...
     """Returns the pieces of a chunk. The owner whose part has most of it writes it, and uses all that it holds."""
     pieces, missing = [], [box]
     for owner in dict.fromkeys([*writers.overlapping(box)[:1], *everything.overlapping(box)]):
-        mine, rest = everything.boxes[owner], []
+        mine = everything.boxes[owner]
+        rest: list[Box] = []
         for wanting in missing:
             both = intersection(wanting, mine)
             if both is not None:
@@ -227,8 +231,7 @@ def _inner(shape: Shape, outer: Sequence[int], itemsize: int) -> tuple[Shape, Sh
     """Returns the shapes of outer and inner chunks, of which each of the first has a whole number of the second.
 
     The longest dimension is cut again and again, so that any part of an array that other layouts need is in few inner
-    chunks. Where a cut is not even, the outer chunk grows; the borders of all of them together move by at most one inner
-    chunk.
+    chunks. Where a cut is not even, the outer chunk grows; the border of the last one moves by at most one inner chunk.
     """
     inner = list(outer)
     cuts = [1] * len(outer)

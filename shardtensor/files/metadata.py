@@ -1,7 +1,8 @@
 """The metadata of zarr v3: the content of ``zarr.json``, of arrays and groups, written and checked.
 
 Arrays are written with one codec, ``sharding_indexed``: a file for each outer chunk, in it the inner chunks, each
-followed by its CRC-32C, and at its end their offsets and sizes with a CRC-32C. Arrays of other programs are read if
+followed by its CRC-32C, and at its end their offsets and sizes with a CRC-32C. An array without dimensions is its
+element with a CRC-32C, because zarr-python does not read such shards. Arrays of other programs are read if
 their chunks are not compressed: sharded or not, with checksums or not, in either byte order.
 """
 
@@ -104,7 +105,7 @@ GroupMetadata = dict[str, Any]
 def array_metadata(
     shape: Shape, dtype: DType, chunk: Shape, inner: Shape, attributes: Mapping[str, Any] | None = None
 ) -> ArrayMetadata:
-    """Returns the metadata of an array that is written.
+    """Returns the metadata of an array that is written, cut as `shardtensor.files.grids.plan_grid` says.
 
     Raises:
         ArgumentTypeError: its dtype cannot be stored.
@@ -112,7 +113,8 @@ def array_metadata(
     _, needed = name_of(dtype)
     dtype = dtype.newbyteorder("=")
     fill = fill_of(zero_of(dtype), dtype, "the array")
-    return ArrayMetadata(shape, dtype, chunk, inner, fill, attributes={**(attributes or {}), **needed})
+    index = Chain() if shape else None
+    return ArrayMetadata(shape, dtype, chunk, inner, fill, index=index, attributes={**(attributes or {}), **needed})
 
 
 def text_of_array(metadata: ArrayMetadata) -> bytes:
@@ -129,7 +131,7 @@ def text_of_array(metadata: ArrayMetadata) -> bytes:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": metadata.chunk}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": zero_of(metadata.dtype),
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "codecs": elements if metadata.index is None else [{"name": "sharding_indexed", "configuration": sharding}],
         "attributes": dict(metadata.attributes), "storage_transformers": [],
     })  # fmt: skip
 

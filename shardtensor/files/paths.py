@@ -28,8 +28,8 @@ def check_name(name: str, what: str) -> None:
     broken = not name or name.strip(".") == "" or name.startswith("__") or "/" in name or "\0" in name
     if broken or name == "zarr.json" or len(name.encode(errors="surrogatepass")) > 255:
         raise ArgumentError(
-            f"{what}: the name {name[:60]!r} is not accepted; wanted at most 255 bytes without '/' and NUL, that are not "
-            "dots only, do not begin with '__', and are not 'zarr.json'"
+            f"{what}: the name {name[:60]!r} is not accepted; wanted at most 255 bytes without '/' and NUL, that are "
+            "not dots only, do not begin with '__', and are not 'zarr.json'"
         )
 
 
@@ -75,7 +75,7 @@ def read_into(descriptor: int, memory: HostArray, offset: int, path: str) -> Non
     done = 0
     while done < memory.size:
         with naming(path):
-            count = os.preadv(descriptor, [memory[done : done + _BLOCK]], offset + done)
+            count = os.preadv(descriptor, [memory[done : done + _BLOCK].data], offset + done)
         if not count:
             raise ArgumentError(f"{path} is truncated: {memory.size - done} bytes are missing at its end")
         done += count
@@ -94,4 +94,4 @@ def read_text(root: str, key: str, most: int) -> bytes:
         if size > most:
             raise ArgumentError(f"{path} has {size} bytes; wanted at most {most}")
         with naming(path), os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(most)
+            return file.read(size)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.errors import ArgumentError
-from shardtensor.files.atomic import DISK, Disk, naming, write_file
+from shardtensor.files.atomic import DISK, Disk, make_folder, naming, write_file
 from shardtensor.files.checksums import bytes_of, combined, crc32c
 from shardtensor.files.grids import Box, Shape, chunk_box, chunks_of, intersection, size_of
 from shardtensor.files.metadata import MOST, ArrayMetadata, GroupMetadata, parse, text_of_array, text_of_group
@@ -63,7 +63,7 @@ def write_group(folder: str, attributes: Mapping[str, Any], disk: Disk = DISK) -
 
 
 def _write_text(folder: str, text: bytes, disk: Disk) -> Written:
-    _make_folder(folder, disk)
+    make_folder(folder, disk)
     return Written("zarr.json", write_file(os.path.join(folder, "zarr.json"), [text], disk), crc32c(text))
 
 
@@ -88,20 +88,10 @@ def write_chunk(
     parent = folder
     for name in key.split("/")[:-1]:
         parent = os.path.join(parent, name)
-        _make_folder(parent, disk)
+        make_folder(parent, disk)
     encoder = _Encoder(metadata, index, pieces)
     nbytes = write_file(os.path.join(folder, key), encoder.buffers(), disk)
     return Written(key, nbytes, encoder.checksum)
-
-
-def _make_folder(path: str, disk: Disk) -> None:
-    """Creates a folder, which another process may create at the same time."""
-    try:
-        with naming(path):
-            disk.make_folder(path)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
 
 
 @dataclass
@@ -112,13 +102,13 @@ class _Encoder:
     index: Shape
     pieces: Sequence[tuple[Box, HostArray]]
     checksum: int = 0
+    scratch: HostArray | None = None
 
     def buffers(self) -> Iterator[HostArray]:
         """Yields the bytes of the file, each part to be written before the next one is asked for."""
         metadata = self.metadata
         whole = chunk_box(self.index, metadata.chunk, metadata.shape)
         begin = tuple(i * c for i, c in zip(self.index, metadata.chunk, strict=True))
-        scratch = np.empty(metadata.inner, metadata.dtype)
         entries = np.full((math.prod(metadata.per_chunk), 2), _HOLE, "<u8")
         offset = 0
         for number, position in enumerate(np.ndindex(*metadata.per_chunk)):
@@ -127,12 +117,14 @@ class _Encoder:
             box = intersection(reach, whole)
             if box is None:  # It is beyond the end of the array.
                 continue
-            data = bytes_of(self._elements(box, reach, scratch))
+            data = bytes_of(self._elements(box, reach))
             value = crc32c(data)
             entries[number] = offset, data.size + 4
             offset += data.size + 4
             yield self._counted(data, value)
             yield self._counted(_checksum_bytes(value))
+        if metadata.index is None:
+            return
         table = bytes_of(entries)
         value = crc32c(table)
         yield self._counted(table, value)
@@ -143,7 +135,7 @@ class _Encoder:
         self.checksum = combined(self.checksum, crc32c(data) if value is None else value, data.size)
         return data
 
-    def _elements(self, box: Box, reach: Box, scratch: HostArray) -> HostArray:
+    def _elements(self, box: Box, reach: Box) -> HostArray:
         """Returns the elements of an inner chunk, which has those of ``box``, as a contiguous array."""
         parts = [(both, has, array) for has, array in self.pieces if (both := intersection(box, has)) is not None]
         if sum(size_of(both) for both, _, _ in parts) != size_of(box):
@@ -156,11 +148,13 @@ class _Encoder:
             part: HostArray = array[_slices(both, has)]
             if part.flags.c_contiguous and part.dtype == self.metadata.dtype:
                 return part
+        if self.scratch is None:
+            self.scratch = np.empty(self.metadata.inner, self.metadata.dtype)
         if box != reach:
-            bytes_of(scratch)[:] = 0
+            bytes_of(self.scratch)[:] = 0
         for both, has, array in parts:
-            scratch[_slices(both, reach)] = array[_slices(both, has)]
-        return scratch
+            self.scratch[_slices(both, reach)] = array[_slices(both, has)]
+        return self.scratch
 
 
 def _slices(box: Box, within: Box) -> tuple[Any, ...]:
