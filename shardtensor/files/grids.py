@@ -21,6 +21,9 @@ Box = tuple[tuple[int, int], ...]
 _LEAST, _MOST = 4 << 20, 16 << 20
 """The bytes of an inner chunk: smaller ones make readers slow, larger ones read what is not needed."""
 
+_SLAB = 1 << 18
+"""The bytes of a slab, which fit into a cache of a core."""
+
 _ROW = 1 << 10
 """The bytes of the last dimension below which an inner chunk is not cut along it: short runs are slow to copy."""
 
@@ -113,6 +116,22 @@ def chunks_of(box: Box, chunk: Shape) -> Iterator[Shape]:
             number, k = divmod(number, count)
             index.append(numbers[k])
         yield tuple(reversed(index))
+
+
+def slabs(box: Box, itemsize: int) -> Iterator[Box]:
+    """Yields the parts of a box of at most `_SLAB` bytes, in the order in which C-contiguous memory has them."""
+    d, run = len(box), 1
+    while d and run * (box[d - 1][1] - box[d - 1][0]) * itemsize <= _SLAB:
+        d -= 1
+        run *= box[d][1] - box[d][0]
+    if not d:
+        yield box
+        return
+    (begin, end), rows = box[d - 1], max(_SLAB // (run * itemsize), 1)
+    for outer in np.ndindex(*(e - b for b, e in box[: d - 1])):
+        start = tuple((b + k, b + k + 1) for (b, _), k in zip(box, outer, strict=False))
+        for row in range(begin, end, rows):
+            yield (*start, (row, min(row + rows, end)), *box[d:])
 
 
 # -- owners ----------------------------------------------------------------------------------------

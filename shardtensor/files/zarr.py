@@ -6,6 +6,7 @@ for its elements: in arrays that this library has written it is a file that some
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from shardtensor.errors import ArgumentError
 from shardtensor.files.atomic import DISK, Disk, make_folder, naming, write_file
 from shardtensor.files.checksums import bytes_of, combined, crc32c
-from shardtensor.files.grids import Box, Shape, chunk_box, chunks_of, intersection, size_of
+from shardtensor.files.grids import Box, Shape, chunk_box, chunks_of, intersection, size_of, slabs
 from shardtensor.files.metadata import MOST, ArrayMetadata, GroupMetadata, parse, text_of_array, text_of_group
 from shardtensor.files.paths import check_name, opened, read_into, read_text
 from shardtensor.host import memory_pool
@@ -96,7 +97,10 @@ def write_chunk(
 
 @dataclass
 class _Encoder:
-    """Makes the bytes of an outer chunk, of which no copy is in memory but that of one inner chunk."""
+    """Makes the bytes of an outer chunk, of which no copy is in memory but that of a slab.
+
+    A slab fits into a cache, so that its copy, its checksum and the write read the elements once from memory.
+    """
 
     metadata: ArrayMetadata
     index: Shape
@@ -104,11 +108,14 @@ class _Encoder:
     checksum: int = 0
     scratch: HostArray | None = None
 
-    def buffers(self) -> Iterator[HostArray]:
+    def buffers(self) -> Iterator[HostArray | bytes]:
         """Yields the bytes of the file, each part to be written before the next one is asked for."""
         metadata = self.metadata
         whole = chunk_box(self.index, metadata.chunk, metadata.shape)
         begin = tuple(i * c for i, c in zip(self.index, metadata.chunk, strict=True))
+        for (one, _), (other, _) in itertools.combinations(self.pieces, 2):
+            if (both := intersection(one, other)) is not None and intersection(both, whole) is not None:
+                raise self._error(both)
         entries = np.full((math.prod(metadata.per_chunk), 2), _HOLE, "<u8")
         offset = 0
         for number, position in enumerate(np.ndindex(*metadata.per_chunk)):
@@ -117,53 +124,66 @@ class _Encoder:
             box = intersection(reach, whole)
             if box is None:  # It is beyond the end of the array.
                 continue
-            data = bytes_of(self._elements(box, reach))
-            value = crc32c(data)
-            entries[number] = offset, data.size + 4
-            offset += data.size + 4
-            yield self._counted(data, value)
-            yield self._counted(_checksum_bytes(value))
+            value = nbytes = 0
+            for slab in slabs(reach, metadata.dtype.itemsize):
+                data = bytes_of(self._elements(slab, intersection(slab, box)))
+                value = crc32c(data, value)
+                nbytes += data.size
+                yield data
+            self._count(value, nbytes)
+            entries[number] = offset, nbytes + 4
+            offset += nbytes + 4
+            yield self._checksum_bytes(value)
         if metadata.index is None:
             return
         table = bytes_of(entries)
         value = crc32c(table)
-        yield self._counted(table, value)
-        yield self._counted(_checksum_bytes(value))
+        self._count(value, table.size)
+        yield table
+        yield self._checksum_bytes(value)
 
-    def _counted(self, data: HostArray, value: int | None = None) -> HostArray:
-        """Adds bytes to the checksum of the file, of which they are the next ones."""
-        self.checksum = combined(self.checksum, crc32c(data) if value is None else value, data.size)
+    def _count(self, value: int, nbytes: int) -> None:
+        """Adds bytes with a checksum to that of the file, of which they are the next ones."""
+        self.checksum = combined(self.checksum, value, nbytes)
+
+    def _checksum_bytes(self, value: int) -> bytes:
+        data = value.to_bytes(4, "little")
+        self._count(crc32c(data), 4)
         return data
 
-    def _elements(self, box: Box, reach: Box) -> HostArray:
-        """Returns the elements of an inner chunk, which has those of ``box``, as a contiguous array."""
-        parts = [(both, has, array) for has, array in self.pieces if (both := intersection(box, has)) is not None]
-        if sum(size_of(both) for both, _, _ in parts) != size_of(box):
-            raise ArgumentError(
-                f"chunk {self.index} of an array of shape {self.metadata.shape}: the pieces do not have each element "
-                f"of {box} once"
-            )
-        if len(parts) == 1 and box == reach:
+    def _elements(self, slab: Box, box: Box | None) -> HostArray:
+        """Returns the elements of a slab, of which the array has those of ``box``, as a contiguous array."""
+        dtype = self.metadata.dtype
+        parts = [] if box is None else [
+            (both, has, array) for has, array in self.pieces if (both := intersection(box, has)) is not None
+        ]  # fmt: skip
+        if sum(size_of(both) for both, _, _ in parts) != (0 if box is None else size_of(box)):
+            raise self._error(box)
+        if len(parts) == 1 and box == slab:
             both, has, array = parts[0]
             part: HostArray = array[_slices(both, has)]
-            if part.flags.c_contiguous and part.dtype == self.metadata.dtype:
+            if part.flags.c_contiguous and part.dtype == dtype:
                 return part
-        if self.scratch is None:
-            self.scratch = np.empty(self.metadata.inner, self.metadata.dtype)
-        if box != reach:
-            bytes_of(self.scratch)[:] = 0
+        size = size_of(slab)
+        if self.scratch is None or self.scratch.size < size:
+            self.scratch = np.empty(size, dtype)
+        elements = self.scratch[:size].reshape([end - begin for begin, end in slab])
+        if box != slab:
+            bytes_of(elements)[:] = 0
         for both, has, array in parts:
-            self.scratch[_slices(both, reach)] = array[_slices(both, has)]
-        return self.scratch
+            elements[_slices(both, slab)] = array[_slices(both, has)]
+        return elements
+
+    def _error(self, box: Box | None) -> ArgumentError:
+        return ArgumentError(
+            f"chunk {self.index} of an array of shape {self.metadata.shape}: the pieces do not have each element of "
+            f"{box} once"
+        )
 
 
 def _slices(box: Box, within: Box) -> tuple[Any, ...]:
     """Returns the index of a box in an array that has another one; with no dimension, the index of a view."""
     return (*(slice(b - o, e - o) for (b, e), (o, _) in zip(box, within, strict=True)), ...)
-
-
-def _checksum_bytes(value: int) -> HostArray:
-    return np.frombuffer(value.to_bytes(4, "little"), np.uint8)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -251,7 +271,7 @@ class ZarrArray:
         return out
 
     def verify(self, index: Shape, *, filled: bool = False) -> None:
-        """Checks all sums of an outer chunk, with the memory of one inner chunk.
+        """Checks all sums of an outer chunk, with the memory of a slab of it.
 
         Raises:
             ArgumentError: the file is broken or missing, or a checksum differs; the error names the file.
@@ -353,33 +373,34 @@ class _Reader:
 
     def _read_inner(self, descriptor: int, path: str, offset: int, both: Box, reach: Box, position: Shape) -> None:
         """Reads an inner chunk, into the result if it is contiguous there, and otherwise by way of other memory."""
-        metadata, out = self._metadata, self._out
-        native = not metadata.elements.big or metadata.dtype.itemsize == 1
-        target = None if out is None else out[_slices(both, self._box)]
-        direct = target is not None and both == reach and native and target.flags.c_contiguous
-        if direct:
-            assert target is not None
-            memory = bytes_of(target)
-            read_into(descriptor, memory, offset, path)
+        metadata, dtype = self._metadata, self._metadata.dtype
+        native = not metadata.elements.big or dtype.itemsize == 1
+        value = 0
+        for slab in slabs(reach, dtype.itemsize):
+            part = None if self._out is None else intersection(slab, both)
+            if part is None and not metadata.elements.checked:
+                offset += size_of(slab) * dtype.itemsize
+                continue
+            target = None if part is None or self._out is None else self._out[_slices(part, self._box)]
+            direct = target is not None and part == slab and native and target.flags.c_contiguous
+            data = bytes_of(target) if direct else self._memory(size_of(slab) * dtype.itemsize)
+            read_into(descriptor, data, offset, path)
+            offset += data.size
             if metadata.elements.checked:
-                stored = np.empty(4, np.uint8)
-                read_into(descriptor, stored, offset + memory.size, path)
-                _compare(crc32c(memory), stored, path, f"inner chunk {position}")
-            return
-        nbytes = metadata.inner_nbytes + 4 * metadata.elements.checked
-        if self._scratch is None:
-            memory_pool.reserve(nbytes)
-            self._scratch = np.empty(nbytes, np.uint8)
-        read_into(descriptor, self._scratch, offset, path)
-        content = self._scratch
+                value = crc32c(data, value)
+            if target is not None and part is not None and not direct:
+                elements = data.view(dtype).reshape([end - begin for begin, end in slab])
+                target[...] = (elements if native else _swapped(elements))[_slices(part, slab)]
         if metadata.elements.checked:
-            content = _checked(content, path, f"inner chunk {position}")
-        if target is not None:
-            dtype = metadata.dtype
-            elements = content.view(dtype).reshape(metadata.inner)
-            if not native:
-                elements = _swapped(elements)
-            target[...] = elements[_slices(both, reach)]
+            stored = np.empty(4, np.uint8)
+            read_into(descriptor, stored, offset, path)
+            _compare(value, stored, path, f"inner chunk {position}")
+
+    def _memory(self, nbytes: int) -> HostArray:
+        """Returns memory for a slab, which the next one overwrites."""
+        if self._scratch is None or self._scratch.size < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch[:nbytes]
 
     def _fill(self, box: Box) -> None:
         if self._out is not None:

@@ -120,7 +120,7 @@ def test_each_operation_of_a_save_may_fail(error: Callable[[], BaseException], r
         assert (contents(path) if path.exists() else None) == before
         save(str(path), Disk())
         assert contents(folder) == {f"x/{name}": content for name, content in NEW.items()}
-    assert at >= 20
+    assert at >= 17
 
 
 @pytest.mark.parametrize("error", [no_space, Killed], ids=["error", "killed"])
