@@ -21,7 +21,7 @@ Box = tuple[tuple[int, int], ...]
 _LEAST, _MOST = 4 << 20, 16 << 20
 """The bytes of an inner chunk: smaller ones make readers slow, larger ones read what is not needed."""
 
-_SLAB = 1 << 18
+_SLAB = 1 << 20
 """The bytes of a slab, which fit into a cache of a core."""
 
 _ROW = 1 << 10

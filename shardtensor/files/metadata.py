@@ -18,6 +18,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.data_types import DType, dtype_of, fill_of, name_of, zero_of
 from shardtensor.files.grids import Shape
 from shardtensor.host.summation_order import HostArray
+from shardtensor.host.units import counted
 
 MOST = 1 << 24
 """The bytes that a ``zarr.json`` has at most."""
@@ -277,7 +278,7 @@ def _shape(value: Any, what: str, least: int, name: str) -> Shape:
     sizes = isinstance(value, list) and len(value) <= _DIMENSIONS
     if not sizes or not all(type(n) is int and least <= n <= _LARGEST for n in value):
         raise ArgumentError(
-            f"{name} is broken: {what} is {_shown(value)}; wanted at most {_DIMENSIONS} integers from {least}"
+            f"{name} is broken: {what} is {_shown(value)}; wanted at most {_DIMENSIONS} integers, from {least}"
         )
     return tuple(value)
 
@@ -286,7 +287,9 @@ def _shown(value: Any) -> str:
     """Returns a short text of a value of JSON, which may be large or nested."""
     if isinstance(value, (dict, list)):
         if len(value) > 8 or any(isinstance(v, (dict, list)) for v in value):
-            return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} entries"
+            return (
+                f"{'an object' if isinstance(value, dict) else 'a list'} of {counted(len(value), 'entry', 'entries')}"
+            )
         return "[" + ", ".join(map(_shown, value)) + "]"
     text = hex(value) if type(value) is int and value.bit_length() > 200 else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from shardtensor.errors import ArgumentError
 from shardtensor.files.atomic import naming
 from shardtensor.host.summation_order import HostArray
+from shardtensor.host.units import counted
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Without the last flag, opening a pipe would wait for its writer."""
@@ -77,7 +78,10 @@ def read_into(descriptor: int, memory: HostArray, offset: int, path: str) -> Non
         with naming(path):
             count = os.preadv(descriptor, [memory[done : done + _BLOCK].data], offset + done)
         if not count:
-            raise ArgumentError(f"{path} is truncated: {memory.size - done} bytes are missing at its end")
+            raise ArgumentError(
+                f"{path} is truncated: its last {counted(memory.size - done, 'byte')} of a part"
+                f" with {memory.size} are missing"
+            )
         done += count
 
 
@@ -92,6 +96,6 @@ def read_text(root: str, key: str, most: int) -> bytes:
     with opened(root, key) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise ArgumentError(f"{path} has {size} bytes; wanted at most {most}")
+            raise ArgumentError(f"{path} has {counted(size, 'byte')}; wanted at most {most}")
         with naming(path), os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(size)

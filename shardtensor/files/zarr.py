@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardtensor.errors import ArgumentError
+from shardtensor.files.ahead import HELD, ahead
 from shardtensor.files.atomic import DISK, Disk, make_folder, naming, write_file
 from shardtensor.files.checksums import bytes_of, combined, crc32c
 from shardtensor.files.grids import Box, Shape, chunk_box, chunks_of, intersection, size_of, slabs
@@ -23,9 +24,13 @@ from shardtensor.files.metadata import MOST, ArrayMetadata, GroupMetadata, parse
 from shardtensor.files.paths import check_name, opened, read_into, read_text
 from shardtensor.host import memory_pool
 from shardtensor.host.summation_order import HostArray
+from shardtensor.host.units import counted
 
 _HOLE = (1 << 64) - 1
 """The offset and the size of an inner chunk that a file does not have."""
+
+_AHEAD = 1 << 22
+"""The bytes of a chunk from which on a thread copies and checks elements while those before are written."""
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -91,13 +96,18 @@ def write_chunk(
         parent = os.path.join(parent, name)
         make_folder(parent, disk)
     encoder = _Encoder(metadata, index, pieces)
-    nbytes = write_file(os.path.join(folder, key), encoder.buffers(), disk)
+    path = os.path.join(folder, key)
+    if math.prod(metadata.chunk) * metadata.dtype.itemsize < _AHEAD:
+        nbytes = write_file(path, encoder.buffers(), disk)
+    else:
+        with ahead(encoder.buffers()) as buffers:
+            nbytes = write_file(path, buffers, disk)
     return Written(key, nbytes, encoder.checksum)
 
 
 @dataclass
 class _Encoder:
-    """Makes the bytes of an outer chunk, of which no copy is in memory but that of a slab.
+    """Makes the bytes of an outer chunk, of which no copy is in memory but those of few slabs.
 
     A slab fits into a cache, so that its copy, its checksum and the write read the elements once from memory.
     """
@@ -106,9 +116,9 @@ class _Encoder:
     index: Shape
     pieces: Sequence[tuple[Box, HostArray]]
     checksum: int = 0
-    scratch: HostArray | None = None
+    scratch: list[HostArray | None] = field(default_factory=lambda: [None] * HELD)
 
-    def buffers(self) -> Iterator[HostArray | bytes]:
+    def buffers(self) -> Generator[HostArray | bytes]:
         """Yields the bytes of the file, each part to be written before the next one is asked for."""
         metadata = self.metadata
         whole = chunk_box(self.index, metadata.chunk, metadata.shape)
@@ -165,9 +175,11 @@ class _Encoder:
             if part.flags.c_contiguous and part.dtype == dtype:
                 return part
         size = size_of(slab)
-        if self.scratch is None or self.scratch.size < size:
-            self.scratch = np.empty(size, dtype)
-        elements = self.scratch[:size].reshape([end - begin for begin, end in slab])
+        memory = self.scratch.pop(0)
+        if memory is None or memory.size < size:
+            memory = np.empty(size, dtype)
+        self.scratch.append(memory)
+        elements = memory[:size].reshape([end - begin for begin, end in slab])
         if box != slab:
             bytes_of(elements)[:] = 0
         for both, has, array in parts:
@@ -301,7 +313,9 @@ class ZarrArray:
             count = math.prod(-(-e // i) - b // i for (b, e), i in zip(part, metadata.inner, strict=True))
             least = metadata.index_nbytes + count * (metadata.inner_nbytes + 4 * metadata.elements.checked)
             if size < least:
-                raise ArgumentError(f"{self._path(key)} is truncated: it has {size} bytes; wanted at least {least}")
+                raise ArgumentError(
+                    f"{self._path(key)} is truncated: it has {counted(size, 'byte')}; wanted at least {least}"
+                )
 
 
 class _Reader:
@@ -349,8 +363,8 @@ class _Reader:
                 self._fill(both)
             elif nbytes != stored or offset + nbytes > size:
                 raise ArgumentError(
-                    f"{path} is broken: inner chunk {position} has bytes {offset} to {offset + nbytes} of {size}; "
-                    f"wanted {stored} bytes"
+                    f"{path} is broken: inner chunk {position} begins at byte {offset} of {size} and has {nbytes}; "
+                    f"wanted {counted(stored, 'byte')}"
                 )
             else:
                 self._read_inner(descriptor, path, offset, both, reach, position)
@@ -362,7 +376,7 @@ class _Reader:
             return None
         nbytes = metadata.index_nbytes
         if nbytes > size:
-            raise ArgumentError(f"{path} is truncated: it has {size} bytes, and its index alone has {nbytes}")
+            raise ArgumentError(f"{path} is truncated: it has {counted(size, 'byte')}, and its index {nbytes}")
         memory_pool.reserve(nbytes)
         content = np.empty(nbytes, np.uint8)
         read_into(descriptor, content, 0 if metadata.index_first else size - nbytes, path)

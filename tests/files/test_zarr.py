@@ -123,8 +123,9 @@ def test_inner_chunks_that_are_contiguous_are_neither_copied_on_write_nor_on_rea
 
 def test_pieces_that_lack_elements_leave_no_file(tmp_path: Path) -> None:
     metadata = array_metadata((4,), np.dtype("f4"), (4,), (2,))
-    with pytest.raises(ArgumentError, match="each element of"):
-        write_chunk(str(tmp_path), metadata, (0,), [(((0, 3),), np.zeros(3, "f4"))])
+    for boxes in ([(0, 3)], [], [(0, 2), (1, 3)], [(0, 4), (0, 4)], [(0, 3), (2, 4)]):
+        with pytest.raises(ArgumentError, match="each element of"):
+            write_chunk(str(tmp_path), metadata, (0,), [((b,), np.zeros(b[1] - b[0], "f4")) for b in boxes])
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
@@ -237,6 +238,23 @@ def test_hostile_metadata(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match=r"zarr\.json") as caught:
         open_node(str(tmp_path))
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("seed", range(drawn(3000, fast=100)))
+def test_metadata_with_changed_bytes_is_read_or_refused(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    write(tmp_path, np.arange(20.0).reshape(4, 5), (2, 5), (1, 5))
+    text = bytearray((tmp_path / "zarr.json").read_bytes())
+    for _ in range(rng.integers(1, 4)):
+        at = int(rng.integers(len(text)))
+        text[at : at + int(rng.integers(0, 3))] = rng.choice(list(b'0123456789{}[],:"-.e')).tobytes()[:1]
+    (tmp_path / "zarr.json").write_bytes(text)
+    try:
+        node = open_node(str(tmp_path))
+        if isinstance(node, ZarrArray):
+            node.read()
+    except (ArgumentError, ArgumentTypeError) as error:
+        assert len(str(error)) < 1000
 
 
 def test_metadata_that_is_no_json_too_large_nested_or_a_link(tmp_path: Path) -> None:
