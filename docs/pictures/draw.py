@@ -85,6 +85,7 @@ def layouts() -> str:
 
 LAYERS = [
     ("shardtensor", "the public names", "#cfe3f7"),
+    ("files", "formats · checksums · writes that are durable and whole", "#d3eef0"),
     ("pictures", "layouts · traffic · printed tensors", "#e4e4f4"),
     ("spmd", "pmap · smap · shard_map · collectives · scheduler of programs", "#d8d2f3"),
     ("interpreters", "eager · device · infer · plans and strategies · views and writes", "#f3d2ea"),
@@ -99,9 +100,9 @@ LAYERS = [
 
 STEPS = [
     (0, "st.tanh(x)"),
-    (2, "the interpreter infers the layout, and plans"),
-    (4, "elements that are missing are transferred"),
-    (7, "the plugin computes on each device"),
+    (4, "the interpreter infers the layout, and plans"),
+    (6, "elements that are missing are transferred"),
+    (9, "the plugin computes on each device"),
 ]
 """The path of a call: the layer of each step, and what happens there."""
 
