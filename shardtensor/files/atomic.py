@@ -275,7 +275,7 @@ def find_folder(path: str) -> str | None:
         if os.path.isdir(path):
             return path
         try:
-            moved = leftovers(path, "old")
+            moved = [name for name in leftovers(path, "old") if os.path.isdir(name)]
         except FileNotFoundError:
             return None
         if moved:
@@ -304,11 +304,7 @@ def remove_leftovers(path: str, disk: Disk = DISK) -> None:
         OSError: one of them cannot be removed.
     """
     for name in leftovers(path):
-        if os.path.isdir(name) and not os.path.islink(name):
-            _delete(name, disk)
-        else:
-            with naming(name), contextlib.suppress(FileNotFoundError):
-                disk.remove_file(name)
+        _delete(name, disk)
 
 
 def remove_folder(path: str, disk: Disk = DISK) -> None:
@@ -325,7 +321,11 @@ def remove_folder(path: str, disk: Disk = DISK) -> None:
 
 
 def _delete(path: str, disk: Disk) -> None:
-    """Removes a folder with a name that no reader takes. Links in it are removed and not followed."""
+    """Removes a folder with a name that no reader takes, or a file. Links are removed and not followed."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            disk.remove_file(path)
+        return
     for folder, folders, files in os.walk(path, topdown=False, onerror=_raise):
         for name in files:
             with naming(os.path.join(folder, name)):

@@ -273,8 +273,11 @@ class ZarrArray:
             self._check_sizes(box)
         shape = tuple(e - b for b, e in box)
         if out is None:
-            memory_pool.reserve(size_of(box) * metadata.dtype.itemsize)
-            out = np.empty(shape, metadata.dtype)
+            try:
+                memory_pool.reserve(size_of(box) * metadata.dtype.itemsize)
+                out = np.empty(shape, metadata.dtype)
+            except MemoryError as error:
+                raise memory_pool.out_of_memory(self._path(""), error) from None
         elif out.shape != shape or out.dtype != metadata.dtype:
             raise ArgumentError(f"out has shape {out.shape} and dtype {out.dtype}; wanted {shape}, {metadata.dtype}")
         reader = _Reader(self, box, out, filled)

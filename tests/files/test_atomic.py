@@ -185,6 +185,19 @@ def test_a_folder_that_exists_is_replaced_only_on_demand(tmp_path: Path) -> None
     assert contents(tmp_path) == {}
 
 
+def test_links_are_replaced_and_removed_and_their_targets_are_not(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    put_old(target)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).symlink_to(target)
+    commit_folder(new_folder(str(tmp_path / "a")), str(tmp_path / "a"), overwrite=True)
+    remove_folder(str(tmp_path / "b"))
+    os.rename(tmp_path / "c", name_beside(str(tmp_path / "c"), "gone"))
+    remove_leftovers(str(tmp_path / "c"))
+    assert contents(target) == OLD
+    assert sorted(os.listdir(tmp_path)) == ["a", "target"]
+
+
 def test_an_error_that_cannot_be_cleaned_says_so(tmp_path: Path) -> None:
     class Broken(Failing):
         def remove_file(self, path: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardtensor.errors import ShardingError
-from shardtensor.files.grids import Box, Grid, chunk_box, cut_over_replicas, plan_grid, size_of
+from shardtensor.files.grids import Box, Grid, chunk_box, cut_over_replicas, plan_grid, size_of, slabs, tiled
 from tests.draws import drawn
 
 MIB = 1 << 20
@@ -124,6 +124,29 @@ def test_other_layouts_read_few_elements_that_they_do_not_need() -> None:
             for box in boxes(shape, mesh)
         )
         assert touched <= 1.3 * math.prod(shape), mesh
+
+
+def test_boxes_of_devices_that_tile_one_of_their_process() -> None:
+    assert tiled(boxes((10, 7), (4, 2), 2)) == ((0, 10), (0, 7))
+    assert tiled(boxes((10, 7), (4, 2))[2:6]) == ((3, 8), (0, 7))
+    assert tiled(boxes((10, 7), (4, 2))[1:3]) is None
+    assert tiled([(), ()]) == ()
+    assert tiled([]) is None
+    assert tiled([((3, 3),), ((3, 5),), ((5, 5),)]) == ((3, 5),)
+    assert tiled([((3, 3),)]) == ((3, 3),)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 1 << 19), (2, 3, 1 << 18), (1 << 10, 1 << 11), (2, 1 << 21, 2)])
+def test_slabs_have_each_element_once_and_in_order(shape: tuple[int, ...]) -> None:
+    box = tuple((3, 3 + n) for n in shape)
+    at = 0
+    for slab in slabs(box, 4):
+        assert 0 < size_of(slab) * 4 <= MIB
+        assert at == (np.ravel_multi_index([b - 3 for b, _ in slab], shape) if shape else 0)
+        last = np.ravel_multi_index([e - 4 for _, e in slab], shape) if shape else 0
+        assert last - at + 1 == size_of(slab)
+        at += size_of(slab)
+    assert at == math.prod(shape)
 
 
 def test_elements_that_no_owner_has() -> None:
