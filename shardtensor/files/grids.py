@@ -7,6 +7,8 @@ a pair of begin and end for each dimension.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -184,7 +186,7 @@ def plan_grid(shape: Shape, itemsize: int, held: Sequence[Box], turn: int = 0) -
     Args:
         shape: the shape of the array.
         itemsize: the bytes of an element.
-        held: the box of each owner. Boxes may be empty, equal, or overlap.
+        held: the box of each owner, a process or a device (see `tiled`). Boxes may be empty, equal, or overlap.
         turn: a number that differs between the arrays of a checkpoint (see `cut_over_replicas`).
 
     Raises:
@@ -193,6 +195,13 @@ def plan_grid(shape: Shape, itemsize: int, held: Sequence[Box], turn: int = 0) -
     if 0 in shape:
         unit = tuple(max(n, 1) for n in shape)
         return Grid(shape, unit, unit, {})
+    boxes = tuple(held)
+    # Models have many arrays of few shapes.
+    return _planned(shape, itemsize, boxes, turn % len(boxes) if len({*boxes}) < len(boxes) else 0)
+
+
+@functools.lru_cache(256)
+def _planned(shape: Shape, itemsize: int, held: tuple[Box, ...], turn: int) -> Grid:
     parts = cut_over_replicas(held, itemsize, turn)
     outer = [_outer(n, sorted({b for box in parts.values() for b in box[d]})) for d, n in enumerate(shape)]
     chunk, inner = _inner(shape, outer, itemsize)
@@ -222,7 +231,8 @@ class _Owners:
 def _pieces(box: Box, writers: _Owners, everything: _Owners) -> tuple[Piece, ...]:
     """Returns the pieces of a chunk. The owner whose part has most of it writes it, and uses all that it holds."""
     pieces, missing = [], [box]
-    for owner in dict.fromkeys([*writers.overlapping(box)[:1], *everything.overlapping(box)]):
+    first = writers.overlapping(box)[:1]
+    for owner in itertools.chain(first, _others(box, first, everything)):
         mine = everything.boxes[owner]
         rest: list[Box] = []
         for wanting in missing:
@@ -234,6 +244,11 @@ def _pieces(box: Box, writers: _Owners, everything: _Owners) -> tuple[Piece, ...
         if not missing:
             return tuple(pieces)
     raise ShardingError(f"the elements {missing[0]} of the array are held by no owner")
+
+
+def _others(box: Box, first: Sequence[int], everything: _Owners) -> Iterator[int]:
+    """Yields the other owners that hold elements of a box, which are looked for only if the first one lacks some."""
+    yield from (owner for owner in everything.overlapping(box) if owner not in first)
 
 
 # -- sizes -----------------------------------------------------------------------------------------
