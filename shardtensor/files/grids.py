@@ -167,9 +167,11 @@ def cut_over_replicas(boxes: Sequence[Box], itemsize: int, turn: int = 0) -> dic
     for owner, box in enumerate(boxes):
         if size_of(box):
             holders.setdefault(box, []).append(owner)
+    nd = len(next(iter(holders), ()))
+    # All boxes are cut along one dimension: cuts along several would make a grid of far more chunks than parts.
+    d = max(range(nd), key=lambda d: max(box[d][1] - box[d][0] for box in holders), default=0)
     parts = {}
     for box, owners in holders.items():
-        d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0], default=0)
         begin, end = box[d] if box else (0, 1)
         count = max(1, min(len(owners), size_of(box) * itemsize // _LEAST, end - begin))
         for k in range(count):
