@@ -2,11 +2,12 @@
 
 Names are those that zarr-python, tensorstore and the registry of zarr's extensions use: ``float32``, ``bfloat16``,
 ``float8_e4m3``, ``numpy.datetime64`` with its unit. NumPy's ``longdouble``, of which the format differs between
-machines and no reader knows a name, is stored as raw bits (``r128``), and an attribute names it and its precision.
+machines and no reader knows a name, is stored as ``raw_bytes``, and an attribute names it and its precision.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import sys
@@ -29,7 +30,7 @@ _PLAIN = (
 _UNITS = ("generic", "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "μs")
 
 RAW = "shardtensor_raw"
-"""The attribute that names the dtype of raw bits."""
+"""The attribute that names the dtype of raw bytes."""
 
 
 def name_of(dtype: DType) -> tuple[Any, dict[str, Any]]:
@@ -46,7 +47,11 @@ def name_of(dtype: DType) -> tuple[Any, dict[str, Any]]:
         return {"name": name, "configuration": {"unit": unit, "scale_factor": factor}}, {}
     if dtype.name in _PLAIN or is_small_float(dtype):
         return dtype.name, {}
-    return f"r{8 * dtype.itemsize}", {RAW: _raw(dtype)}
+    return _raw_bytes(dtype), {RAW: _raw(dtype)}
+
+
+def _raw_bytes(dtype: DType) -> dict[str, Any]:
+    return {"name": "raw_bytes", "configuration": {"length_bytes": dtype.itemsize}}
 
 
 def _raw(dtype: DType) -> dict[str, Any]:
@@ -66,14 +71,13 @@ def dtype_of(data_type: Any, attributes: Mapping[str, Any], name: str) -> DType:
             return np.dtype(data_type)
         if data_type in SMALL_FLOATS:
             return small_float(data_type)
-        if re.fullmatch(r"r[0-9]{1,4}", data_type) and RAW in attributes:
-            for kind in (np.longdouble, np.clongdouble):
-                dtype = np.dtype(kind)
-                if data_type == f"r{8 * dtype.itemsize}" and attributes[RAW] == _raw(dtype):
-                    return dtype
-            raise ArgumentTypeError(
-                f"{name}: its elements are {str(attributes[RAW])[:120]}, a format that this machine does not have"
-            )
+    elif isinstance(data_type, dict) and data_type.get("name") == "raw_bytes" and RAW in attributes:
+        for dtype in (np.dtype(np.longdouble), np.dtype(np.clongdouble)):
+            if data_type == _raw_bytes(dtype) and attributes[RAW] == _raw(dtype):
+                return dtype
+        raise ArgumentTypeError(
+            f"{name}: its elements are {str(attributes[RAW])[:120]}, a format that this machine does not have"
+        )
     elif isinstance(data_type, dict) and data_type.get("name") in ("numpy.datetime64", "numpy.timedelta64"):
         settings = data_type.get("configuration")
         unit, factor = (settings.get(k) for k in ("unit", "scale_factor")) if isinstance(settings, dict) else (None, 0)
@@ -97,7 +101,7 @@ def zero_of(dtype: DType) -> Any:
     if dtype.kind == "b":
         return False
     if dtype.name not in _PLAIN and not is_small_float(dtype):
-        return [0] * dtype.itemsize
+        return base64.b64encode(bytes(dtype.itemsize)).decode()
     if dtype.kind == "c":
         return [0.0, 0.0]
     return 0 if dtype.kind in "iu" else 0.0
@@ -121,8 +125,8 @@ def fill_of(value: Any, dtype: DType, name: str) -> HostArray:
 def _element(value: Any, dtype: DType) -> HostArray | None:
     plain = dtype.name in _PLAIN or is_small_float(dtype) or dtype.kind in "mM"
     if not plain:
-        numbers = isinstance(value, list) and len(value) == dtype.itemsize and all(type(v) is int for v in value)
-        return np.frombuffer(bytes(value), dtype).reshape(()) if numbers else None
+        content = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+        return np.frombuffer(content, dtype).reshape(()) if len(content) == dtype.itemsize else None
     if dtype.kind in "mM":
         value = -(1 << 63) if value == "NaT" else value
         return np.array(value, np.int64).view(dtype) if type(value) is int else None

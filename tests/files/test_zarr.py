@@ -342,6 +342,25 @@ def test_tensorstore_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> N
             assert same_bits(opened(path).read(filled=True), x)
 
 
+@pytest.mark.parametrize("name", ["g", "G"])
+def test_other_libraries_open_a_longdouble_as_bytes(name: str, tmp_path: Path) -> None:
+    ts = pytest.importorskip("tensorstore")
+    x = elements((5,), np.dtype(name))
+    write(tmp_path, x, (4,), (2,))
+    store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}
+    theirs = ts.open(store).result()
+    assert (theirs.shape, theirs.dtype.name) == ((5, x.dtype.itemsize), "byte")
+
+
+def test_a_longdouble_of_another_machine_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, elements((5,), np.dtype("g")), (4,), (2,))
+    node = json.loads((tmp_path / "zarr.json").read_text())
+    node["attributes"]["shardtensor_raw"]["mantissa"] += 1
+    (tmp_path / "zarr.json").write_text(json.dumps(node))
+    with pytest.raises(ArgumentTypeError, match="a format that this machine does not have"):
+        open_node(str(tmp_path))
+
+
 def test_other_libraries_see_a_flipped_bit(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     write(tmp_path, np.arange(8.0), (8,), (4,))
