@@ -225,11 +225,11 @@ def _product_in_map(equation: Equation, program: Program, dead: Sequence[int]) -
 
     def step(values: Values) -> None:
         x1, x2 = get(values)
-        made = product(x1, x2, v.kind)
-        if made is None:
+        result = product(x1, x2, v.kind)
+        if result is None:
             alone(values)
             return
-        values[v.number] = made
+        values[v.number] = result
         for number in dead:
             values[number] = None
 

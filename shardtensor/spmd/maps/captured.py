@@ -38,9 +38,9 @@ def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[tuple[Any, S
     """
     if current() is not None:
         return
-    given = [", ".join(_given(*column)) for column in columns]
+    arguments = [", ".join(_given(*column)) for column in columns]
     taken = [f"{name}={text}" for name, text in _captured(fn)]
-    note(f"{caller}({'; '.join(given)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
+    note(f"{caller}({'; '.join(arguments)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
 
 
 def _given(items: Any, shared: Sequence[Any]) -> Sequence[str]:
@@ -49,9 +49,9 @@ def _given(items: Any, shared: Sequence[Any]) -> Sequence[str]:
     """
     items = items if type(items) is list else leaves(items)
     tensors = [x for item in items for x in ((item,) if type(item) is ShardedTensor else leaves(item))]
-    found = dict.fromkeys([identity_of(x) for x in tensors if type(x) is ShardedTensor])
+    identities = dict.fromkeys([identity_of(x) for x in tensors if type(x) is ShardedTensor])
     texts = dict.fromkeys([text for x in shared if type(x) is not ShardedTensor for _, text in _text_of("", x)])
-    return [*(f"#{identity}" for identity in found if identity), *texts]
+    return [*(f"#{identity}" for identity in identities if identity), *texts]
 
 
 def _captured(fn: Any) -> Iterator[tuple[str, str]]:

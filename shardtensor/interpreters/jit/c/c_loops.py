@@ -189,11 +189,11 @@ class CLoop:
         names = [v for v in (*self._loop.results, *self._loop.stacked) if v is not None]
 
         def step(values: Values) -> None:
-            made = self._made(values)
-            if made is None:
+            results = self._made(values)
+            if results is None:
                 alone(values)
                 return
-            for v, x in zip(names, made, strict=True):
+            for v, x in zip(names, results, strict=True):
                 values[v.number] = x
             for number in self._dead:
                 values[number] = None
@@ -210,9 +210,9 @@ class CLoop:
         try:
             begin, trips, xs = 0, ENDLESS, []
             if self._loop.is_counted:
-                given, bounds = replace_vars(self._equation.operands[1:], values)
+                sequences, bounds = replace_vars(self._equation.operands[1:], values)
                 begin, end = [operator.index(x) for x in bounds]
-                trips, xs = end - begin, leaves(given)
+                trips, xs = end - begin, leaves(sequences)
         except TypeError:
             return None  # Python's loop raises the error.
         if trips < 1:

@@ -149,13 +149,13 @@ class TimeSteps:
         assert isinstance(fused, FusedOnDevices)
         copies = [storage.buffers[0] for storage in targets[self.result]]
         windows = [window.of(backend, array) for array in copies]
-        given = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
+        operands = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
 
         def launch() -> None:
             for k, step in enumerate(self._steps):
                 before = copies[(last - k) % 2 - 1]
                 views = {n: view.of(backend, before) for n, view in step.views.items()} if k else {}
-                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
+                step.fused.compiled.run(fused.shape, step.fused.arrays(operands[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
 
         values[self.result.number] = tensor(self.result.kind, targets[self.result][0])  # type: ignore[arg-type]
         return [(fused.memories[0][1], launch)]

@@ -100,10 +100,10 @@ class Memory:
         """Finds the results that are alike. Pools return their memory in an order that changes from call to call; in
         the order of addresses, the same addresses are the same key.
         """
-        found: dict[Hashable, list[int]] = {}
+        groups: dict[Hashable, list[int]] = {}
         for n, buffer in enumerate(self.results):
-            found.setdefault((buffer.shape, buffer.dtype), []).append(n)
-        self._alike = [positions for positions in found.values() if len(positions) > 1]
+            groups.setdefault((buffer.shape, buffer.dtype), []).append(n)
+        self._alike = [positions for positions in groups.values() if len(positions) > 1]
 
     def start(self, values: Any, columns: Sequence[Sequence[Any]], numbers: Hashable) -> Started:
         """Allocates what a call makes, on the device, which is current, and launches the graph if there is one.
@@ -138,8 +138,8 @@ class Memory:
 
     def arrays(self, started: Started) -> dict[Hashable, Any]:
         """Returns what a call has allocated, by name."""
-        made = zip([b.name for b in self.results], started.results, strict=True)
-        return {**dict(made), **self.block.arrays(self._backend, started.block)}
+        pairs = zip([b.name for b in self.results], started.results, strict=True)
+        return {**dict(pairs), **self.block.arrays(self._backend, started.block)}
 
     def run(self, values: Any, key: Hashable, launches: Sequence[Launch]) -> None:
         """Launches a call on the device, which is current, or captures the launches and launches their graph."""
@@ -326,7 +326,7 @@ class Segment:
             elif equation.op.name == "view":
                 view_step(equation, ())(inside)
         every = zip(memories.values(), started, launches.values(), strict=True)
-        left = [(memory, (values, own.key, given)) for memory, own, given in every if not own.is_launched]
+        left = [(memory, (values, own.key, own_launches)) for memory, own, own_launches in every if not own.is_launched]
         if len(memories) > 1:
             launch_all = self.backend.launcher([memory.device for memory, _ in left])
             launch_all([memory.run for memory, _ in left], [row for _, row in left])
@@ -342,8 +342,8 @@ class Segment:
         for v, buffers in zip(self._sources, columns, strict=True):
             x = inside[v.number]
             if type(x._storage) is not Storage or x._storage.buffers is not buffers:
-                made = tensor_of(x._aval, tuple(buffers))
-                inside[v.number] = with_identity(made, x) if in_job() else made
+                value = tensor_of(x._aval, tuple(buffers))
+                inside[v.number] = with_identity(value, x) if in_job() else value
         return inside
 
 
@@ -385,11 +385,11 @@ class Run:
 
     def chain(self, v: Var) -> list[Var]:
         """Returns a value, its base if it is a view, and so on."""
-        found = [v]
-        while found[-1] in self._views:
-            (base,) = self._views[found[-1]].operands
-            found.append(base)
-        return found
+        links = [v]
+        while links[-1] in self._views:
+            (base,) = self._views[links[-1]].operands
+            links.append(base)
+        return links
 
     def takes(self, part: Part) -> bool:
         """Whether a part can be the next one: nothing that the run computes has to be copied for it."""
@@ -434,8 +434,10 @@ def segments_of(
         last: for each value, the number of the node that reads it last.
     """
     runs = _runs(program, nodes, kernels)
-    made = [Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs]
-    return [segment for segment in made if segment.launches > 1]
+    segments = [
+        Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs
+    ]
+    return [segment for segment in segments if segment.launches > 1]
 
 
 def _runs(program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices]) -> Iterator[Run]:

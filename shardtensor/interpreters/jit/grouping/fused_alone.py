@@ -130,8 +130,8 @@ class FusedProduct(Fused):
         """See `Fused`."""
         (equation,) = self.equations
         loops = cast(CompiledLoops, self.compiled)
-        found = [values[x.number] if type(x) is Var else x for x in equation.operands]
-        x, y = map(_ordered, found, self._orders)
+        arrays = [values[x.number] if type(x) is Var else x for x in equation.operands]
+        x, y = map(_ordered, arrays, self._orders)
         return loops.product(x, y, target(equation.results, None))
 
     def __call__(self, values: Any) -> bool:

@@ -76,7 +76,7 @@ def without_copies(program: Program) -> Program:
     uses: dict[Var, int] = dict.fromkeys([*program.outputs, *program.writes.values()], 2)
     for v in [v for equation in program.equations for v in equation.reads()]:
         uses[v] = uses.get(v, 0) + 1
-    found = False
+    is_changed = False
     equations: dict[int, Equation] = dict(enumerate(program.equations))
     views = {e.results for e in program.equations if e.op.name == "view"}  # They have no memory of their own.
     makers = {e.results: k for k, e in equations.items() if e.op.name == "copy" and type(e.results) is Var}
@@ -87,11 +87,11 @@ def without_copies(program: Program) -> Program:
             continue
         (source,) = program.equations[at].operands
         if type(source) is Var and source not in views and source.kind == base.kind:
-            found = True
+            is_changed = True
             operands = tuple([source if type(x) is Var and x == base else x for x in equation.operands])
             equations[k] = dataclasses.replace(equation, operands=operands)
             del equations[at]
-    return dataclasses.replace(program, equations=list(equations.values())) if found else program
+    return dataclasses.replace(program, equations=list(equations.values())) if is_changed else program
 
 
 # -- in a call ---------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class WindowWrite:
             if not any(_interferes(x, out, array) for x in inputs):
                 return tensor(kind, base._storage), out
         # Like eager mode, on whose order in memory the bits of later sums depend.
-        made = empty_like(array) if len(view_spec.boxes) == 1 else memory_pool.empty(kind.shape, kind.dtype)
-        copy_rest(made, array, view_spec)
-        return tensor_of(kind, (made,), ([],)), view_spec.of(backend, made)
+        copy = empty_like(array) if len(view_spec.boxes) == 1 else memory_pool.empty(kind.shape, kind.dtype)
+        copy_rest(copy, array, view_spec)
+        return tensor_of(kind, (copy,), ([],)), view_spec.of(backend, copy)
 
 
 def is_writable(base: ShardedTensor, array: Any) -> bool:

@@ -241,7 +241,7 @@ def neutral(node: Node) -> str:
 
 def has_c(kernel: Kernel) -> bool:
     """Returns whether every value of a kernel has a C type, and every node an expression."""
-    if any(given.dtype not in C_TYPES for given in kernel.inputs):
+    if any(operand.dtype not in C_TYPES for operand in kernel.inputs):
         return False
     for node in kernel.nodes:
         dtypes = [kernel.dtype(v) for v in node.operands]
