@@ -144,7 +144,7 @@ def _of_extremum(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 
 
 def _of_product(g: Any, recorded: Call, k: int, typed: bool) -> Any:
-    """The product of the elements of the other programs, which is no quotient where elements are zero."""
+    """The product of the elements of the other programs, which is not a quotient where elements are zero."""
     x, at = _leaf(recorded, "x", k), _position(recorded)
     every = _met("all_gather", x, recorded, axis=0, tiled=False)
     product = _total(g, recorded, typed)
@@ -210,7 +210,7 @@ def _of_shuffle(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 
 def _moved(g: Any, recorded: Call, pairs: Sequence[tuple[int, int]], k: int) -> Any:
     cotangent = _met("ppermute", g, recorded, perm=pairs)
-    # A program that is no source has sent nothing, and its array may have another shape.
+    # A program that is not a source has sent nothing, and its array may have another shape.
     return cotangent if cotangent.shape == recorded.kinds[k].shape else zeros_of(recorded.kinds[k])
 
 

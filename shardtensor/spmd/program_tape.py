@@ -39,7 +39,7 @@ class ProgramTape(Tape):
 
     def __init__(self, recorder: Tape) -> None:
         super().__init__()
-        self.gathers_again = False  # What is saved is a result of the map.
+        self.gathers_again = False  # Saved arrays are results of the map.
         self.recorder = recorder
         self._captured: dict[Taped, tuple[Taped, Taped]] = {}
         self.inputs: list[tuple[int, Any]] = []

@@ -58,7 +58,7 @@ def rendezvous(
         A pytree of the form of ``x``.
 
     Raises:
-        ArgumentTypeError: a leaf is no array of numbers, or no tensor over all devices of the program.
+        ArgumentTypeError: a leaf is not an array of numbers, or not a tensor over all devices of the program.
         CollectiveError: the programs do not all make this call, with equal ``details`` and leaves that match.
     """
     program = current()

@@ -1,7 +1,7 @@
 """The types of values in the programs of a map: the axes along which they may differ.
 
 They are inferred from what the programs have done: the result of a sum over an axis is one value of all programs along
-it, and what is computed of such values, and of the same numbers, is one value, too. Arrays that are not differentiated
+it, and a result computed of such values, and of the same numbers, is one value, too. Arrays that are not differentiated
 may differ.
 """
 
@@ -97,7 +97,7 @@ class Types(Typed):
         return parts
 
     def left(self, number: int, cotangents: list[Any]) -> list[Any]:
-        """See `Typed`. What all programs have in common is given by the first one."""
+        """See `Typed`. The first program returns the cotangents that all have in common."""
         parts = []
         for g in cotangents:
             axes = g.axes if type(g) is Partial else frozenset()

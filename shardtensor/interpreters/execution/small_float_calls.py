@@ -1,7 +1,8 @@
 """Operators on bfloat16 and the float8 kinds: computed in float32, and cast back where the result has such a dtype.
 
 No array library has all operators in these dtypes, and those that they have add up in too few bits. float32 represents
-every value of them, so that what only moves or compares elements is exact, and what computes is rounded once.
+every value of them, so that operators that only move or compare elements are exact, and computed results are
+rounded once.
 """
 
 from __future__ import annotations

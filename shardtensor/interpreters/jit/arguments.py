@@ -202,7 +202,7 @@ def _aliased(
     captured: Mapping[int, Any],
     by_window: bool,
 ) -> Call:
-    """Returns the call where several leaves have one base, a leaf and the function do, or views are no inputs."""
+    """Returns the call where several leaves have one base, a leaf and the function do, or views are not inputs."""
     shared = {
         k: base
         for k, base in bases
@@ -232,7 +232,7 @@ def _aliased(
 
 
 class _Static:
-    """A leaf that is no array: equal if type and value are, and numbers to the bit (see `exact_key`)."""
+    """A leaf that is not an array: equal if type and value are, and numbers to the bit (see `exact_key`)."""
 
     __slots__ = ("_hash", "_key")
 

@@ -52,7 +52,7 @@ class Output:
         view_spec: for a view, its view spec.
         aval: for a view, its aval.
         constant: makes the leaf, where it is the same in all calls.
-        makes: makes the leaf of the value, where it is none itself.
+        makes: makes the leaf of the value, where the value is not a leaf itself.
     """
 
     value: Var | None = None

@@ -118,7 +118,7 @@ class JitFunction(Generic[Arguments, Result]):
         """Returns the result of the function, which is traced if no call with such arguments has been."""
         if innermost() is not None or _disabled.get():
             return self._inline(args, kwargs)  # type: ignore[no-any-return]
-        arguments, executable = self._found(args, kwargs)
+        arguments, executable = self._executable_of(args, kwargs)
         return executable(arguments.units)  # type: ignore[no-any-return]
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -126,10 +126,10 @@ class JitFunction(Generic[Arguments, Result]):
         program without running it.
         """
         shapes = map_leaves(_from_struct, (list(args), kwargs))
-        arguments, executable = self._found(shapes[0], shapes[1])
-        return Lowered(executable, arguments.units, functools.partial(self._found_units, arguments))
+        arguments, executable = self._executable_of(shapes[0], shapes[1])
+        return Lowered(executable, arguments.units, functools.partial(self._units_of, arguments))
 
-    def _found_units(self, lowered: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _units_of(self, lowered: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the inputs of a call for the program that was made for another one.
 
         Raises:
@@ -155,7 +155,7 @@ class JitFunction(Generic[Arguments, Result]):
         arguments = checked_call(values, lambda: self._names(mine, args, kwargs), cache.captured, cache.by_window)
         return arguments, (form, static_key(mine) if mine else ())
 
-    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
+    def _executable_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
         """Returns the arguments of a call and its traced function."""
         arguments, more = self._call(args, kwargs)
         executable = self._cache.programs.get((arguments.key, more, default_mesh()))
@@ -358,7 +358,7 @@ def _window(unit: Any, x: ShardedTensor, view_spec: Any) -> Any:
 
 
 def _constant(path: str, x: Any) -> Output:
-    """Returns a leaf of the result that is no tensor."""
+    """Returns a leaf of the result that is not a tensor."""
     if isinstance(x, np.ndarray):
         array = x.copy()
         return Output(constant=array.copy)

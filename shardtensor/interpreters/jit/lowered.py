@@ -36,7 +36,7 @@ class Cost:
         read, written: the bytes that calls read and write, each operand and each result counted once for each
             call; views are free.
         peak: the largest sum of the bytes of values that are needed at the same time, the inputs included.
-        kernels: the number of calls that compute elements: of kernels, and of operators that are none.
+        kernels: the number of calls that compute elements: of kernels, and of operators outside of kernels.
         executor: what runs the program.
         launches: the same number, where the kernels that one CUDA graph launches count once. It is the number from the
             call on in which the addresses of an earlier one come again.
@@ -82,7 +82,7 @@ class Lowered:
 
     def __init__(self, executable: Executable, units: Sequence[Any], units_of: Units) -> None:
         self._executable = executable
-        self._given = [stand_in(snapshot(x)) for x in (*units, *executable.captured)]
+        self._inputs = [stand_in(snapshot(x)) for x in (*units, *executable.captured)]
         self._units_of = units_of
         self.program: Program = executable.program
 
@@ -156,7 +156,7 @@ class Lowered:
             with recorded_by(logs[-1]):
                 yield
 
-        inferred(self._executable.laid_out, self._given, logged)
+        inferred(self._executable.laid_out, self._inputs, logged)
         return logs
 
     def cost(self) -> Cost:

@@ -120,10 +120,10 @@ class View:
         """Returns the storage of the view of a new base without elements, which stands for the view: it has been read
         if the view has been.
         """
-        view = View(base, self.view_spec)
+        handle = View(base, self.view_spec)
         if self._is_read:
-            view._cache = (0, None)
-        return view
+            handle._cache = (0, None)
+        return handle
 
     def forget(self) -> None:
         """Drops the cached arrays."""
@@ -145,8 +145,8 @@ class View:
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
-            # A C function, in which no signal handler runs: what a handler raises there is lost. It receives the
-            # reference as the default.
+            # A C function, in which no signal handler runs: an error that a handler raises there is lost. It receives
+            # the reference as the default.
             caches[key] = weakref.ref(self, functools.partial(caches.pop, key))
             self._cache = cache
         return cache[1]
@@ -243,7 +243,7 @@ def copied_scalar(x: ShardedTensor, inferred: tuple[ShardedTensor, ViewSpec, Ava
 
 def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor, ViewSpec, Aval, bool] | None:
     """Returns the base and the view spec of the result of an operator on ``x``, its aval, and whether it is a scalar;
-    None where the result is no view. No elements are read.
+    None where the result is not a view. No elements are read.
     """
     base, view_spec = x._base_and_view()
     identity = None
@@ -274,7 +274,7 @@ _SIMPLE = frozenset([bool, str, type(None), type(Ellipsis)])
 
 
 def _identity(items: tuple[Any, ...], most: int) -> tuple[Any, ...] | None:
-    """Returns types and values of parameters in hashable form; None if one is none of simple values, slices and tuples,
+    """Returns types and values of parameters in hashable form; None if one is not a simple value, a slice or a tuple,
     or an integer greater than ``most``.
 
     Values that are equal, such as 1 and True, may differ in type, and slices have no hash before Python 3.12.
@@ -299,7 +299,7 @@ def _inferred(
     op: Op, base: Aval, view_spec: ViewSpec, scalar: bool, params: Params
 ) -> tuple[ViewSpec, Aval, bool] | None:
     """Returns the view spec of the result of an operator on a view, its aval, and whether it is a scalar; None where it
-    is no view.
+    is not a view.
 
     Args:
         op: the operator.
@@ -360,15 +360,15 @@ def stand_in(x: Any, known: dict[int, ShardedTensor] | None = None) -> Any:
 
 
 def _alone(x: ShardedTensor) -> ShardedTensor:
-    """Returns a tensor without elements that stands for a tensor that is no view."""
+    """Returns a tensor without elements that stands for a tensor that is not a view."""
     storage = x._storage
     if hasattr(storage, "without_parts"):  # Reading it transfers elements.
-        stand_in = tensor(x._aval, storage.without_parts())
+        substitute = tensor(x._aval, storage.without_parts())
     else:
-        stand_in = without_elements(x._aval)
+        substitute = without_elements(x._aval)
         if type(storage) is PartialSums:
-            stand_in._storage.stand_for(storage, without_elements)
-    return stand_in if x._is_scalar else mark_array(stand_in)
+            substitute._storage.stand_for(storage, without_elements)
+    return substitute if x._is_scalar else mark_array(substitute)
 
 
 # -- reading views ---------------------------------------------------------------------------------

@@ -38,12 +38,12 @@ def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[tuple[Any, S
     """
     if current() is not None:
         return
-    arguments = [", ".join(_given(*column)) for column in columns]
+    arguments = [", ".join(_texts_of(*column)) for column in columns]
     taken = [f"{name}={text}" for name, text in _captured(fn)]
     note(f"{caller}({'; '.join(arguments)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
 
 
-def _given(items: Any, shared: Sequence[Any]) -> Sequence[str]:
+def _texts_of(items: Any, shared: Sequence[Any]) -> Sequence[str]:
     """Returns the texts of what processes compare of an argument, each once: the identities of tensors, where blocks
     have that of the whole, and the arrays and the numbers with a fraction that all calls share.
     """

@@ -572,7 +572,7 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         return held[0]
     if type(held[0]) is not np.ndarray:
         held[0] = backend.asarray(held[0])
-    # What was lent, and what a collective returned, are views.
+    # Lent arrays, and results of collectives, are views.
     own = held[0].base is None if backend.on_host else backend.owns(held[0])
     if not own:
         for one in lent:

@@ -149,7 +149,7 @@ def pmap(
         ShardingError: more slices than devices (in a map: than the enclosing call owns); ``axis_name`` is bound by an
             enclosing map; in a job of several processes, neither ``devices`` nor a tensor says in which processes the
             devices are.
-        ArgumentTypeError: ``fn`` is no function; an axis, an axis name or a leaf is of the wrong type.
+        ArgumentTypeError: ``fn`` is not a function; an axis, an axis name or a leaf is of the wrong type.
         ArgumentError: ``in_axes`` or ``out_axes`` do not match the form of the arguments or results; no argument is
             mapped; ``donate`` without lists, or with host arrays in them.
         AxisError: an array or a result has no such axis.

@@ -116,7 +116,7 @@ def shard_map(
     if in_specs is not _OWN:
         _check_specs(in_specs, "in_specs", "an argument that is passed unchanged")
     _check_specs(out_specs, "out_specs", "a result that is None")
-    names = _given_names(axis_names)
+    names = _mapped_names(axis_names)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
@@ -126,7 +126,7 @@ def shard_map(
     return mapped
 
 
-def _given_names(axis_names: Any) -> Chain | None:
+def _mapped_names(axis_names: Any) -> Chain | None:
     if axis_names is None or isinstance(axis_names, str):
         return None if axis_names is None else (axis_names,)
     if not isinstance(axis_names, (tuple, list, set, frozenset)):

@@ -98,7 +98,7 @@ def smap(
 
     Raises:
         ArgumentError: the entries do not match the arguments, no argument is split, or tuples have different lengths.
-        ArgumentTypeError: ``fn`` is no function; ``axes`` is of the wrong type; a result is no array.
+        ArgumentTypeError: ``fn`` is not a function; ``axes`` is of the wrong type; a result is not an array.
         AxisError: an argument has no such axis.
         ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not
             fit the others.

@@ -77,7 +77,7 @@ def map_overlap(
 
     Raises:
         ArgumentError: ``depth`` is negative, or has another length than x has dimensions; ``boundary`` is unknown.
-        ArgumentTypeError: ``fn`` is no function, ``depth`` no integer, or x no array.
+        ArgumentTypeError: ``fn`` is not a function, ``depth`` not an integer, or x not an array.
         ShapeError: ``depth`` is larger than the dimension, arrays differ in shape, or a result has another shape.
         RangeError: ``boundary`` is a number that x's dtype cannot represent.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.

@@ -116,7 +116,7 @@ class Loop:
         is_counted: whether the number of trips is known before them.
         body, condition: the functions.
         number: the number of the trip in the body; None if it has none.
-        inputs: what the condition, and the body, get of the carry: its leaves, None for one that is no array.
+        inputs: what the condition, and the body, get of the carry: its leaves, None for one that is not an array.
         carry: that of the body.
         slices: the slices in the body.
         after: the leaves of the next carry.
@@ -192,7 +192,7 @@ class Run:
         xs: Sequence[Any],
     ) -> None:
         self.loop, self.functions, self.numbers, self.around, self.xs = loop, functions, numbers, around, xs
-        self._made: dict[Var, HostArray] = {}
+        self._computed: dict[Var, HostArray] = {}
         self.buffers = [self._buffers(k, x) for k, x in enumerate(init)]
         self.stacks = [None if v is None else memory_pool.empty(v.kind.shape, v.kind.dtype) for v in loop.stacked]
         self.tables = {v: np.empty(_NUMBERS, v.kind) for v in loop.numbers}
@@ -218,10 +218,10 @@ class Run:
 
     def array_of(self, v: Var) -> HostArray:
         """Returns the array of a value that every trip computes anew."""
-        array = self._made.get(v)
+        array = self._computed.get(v)
         if array is None:
             assert isinstance(v.kind, Aval)
-            array = self._made[v] = memory_pool.empty(v.kind.shape, v.kind.dtype)
+            array = self._computed[v] = memory_pool.empty(v.kind.shape, v.kind.dtype)
         return array
 
     def run(self) -> None:
@@ -288,7 +288,7 @@ class Run:
 
     def _is_array(self, k: int, init: Sequence[Any]) -> bool:
         """Whether a leaf of the last carry is one of the first carry, unchanged, that is an array without dimensions:
-        what kernels compute are scalars.
+        the results of kernels are scalars.
         """
         after, carry = self.loop.after, self.loop.carry
         if type(after[k]) is not Var or isinstance(after[k].kind, type):

@@ -129,7 +129,7 @@ def _read(path: Path) -> bytes:
     """Returns the contents of a file that only the user can have written, and notes its use.
 
     Raises:
-        OSError: it cannot be read, or it is no such file.
+        OSError: it cannot be read, or it is not such a file.
     """
     # Opening a named pipe would otherwise wait for a process that writes to it; a link might lead anywhere.
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -117,7 +117,7 @@ class TimeSteps:
     # -- on a GPU ------------------------------------------------------------------------------------
 
     def part(self) -> Part | None:
-        """Returns what a segment needs of the steps; None if they can be no part of one."""
+        """Returns what a segment needs of the steps; None if they cannot be a part of one."""
         kernels = [step.fused for step in self._steps if isinstance(step.fused, FusedOnDevices)]
         parts = [part for kernel in kernels if (part := kernel.part()) is not None]
         if len(parts) < len(self._steps):
@@ -180,12 +180,12 @@ def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) 
         if step is not None and chain and _follows(step, chain[-1], users, views):
             chain.append(step)
             continue
-        yield from _made(chain, views)
+        yield from _time_steps(chain, views)
         chain = [step] if step is not None else []
-    yield from _made(chain, views)
+    yield from _time_steps(chain, views)
 
 
-def _made(chain: Sequence[Step], views: Mapping[Var, int]) -> Iterator[TimeSteps]:
+def _time_steps(chain: Sequence[Step], views: Mapping[Var, int]) -> Iterator[TimeSteps]:
     if len(chain) > 1:
         read = {number for step in chain[1:] for number in step.views}
         between = range(chain[0].number, chain[-1].number)
@@ -193,7 +193,7 @@ def _made(chain: Sequence[Step], views: Mapping[Var, int]) -> Iterator[TimeSteps
 
 
 def _step_of(k: int, nodes: Nodes, kernels: Mapping[int, Fused], views: Mapping[Var, int]) -> Step | None:
-    """Returns a node as a step; None if it is none."""
+    """Returns a node as a step; None if it is not a step."""
     fused = kernels.get(k)
     write = nodes[k][-1]
     if fused is None or fused.kernel.row_ndim or not fused.shape or fused.written() != [write.results]:

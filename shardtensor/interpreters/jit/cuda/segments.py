@@ -1,6 +1,6 @@
 """Segments of a program: consecutive kernels, whose launches are one launch of a CUDA graph where they recur.
 
-A segment is a run of steps that launch kernels and nothing else; views and numbers between them are no launches.
+A segment is a run of steps that launch kernels and nothing else; views and numbers between them are not launches.
 Everything else ends it: a product, which is a library's, cannot be captured in a graph, nor can a copy of something
 that the segment computes.
 
@@ -15,7 +15,8 @@ the results of earlier calls may be in use. In loops, memory pools return the sa
 few.
 
 Memory that is freed between two launches of a segment may be given to another thread, whose launches would come
-first. Therefore all arrays exist until the segment ends, and what the kernels of a segment compute is limited in size.
+first. Therefore all arrays exist until the segment ends, and the results of the kernels of a segment are limited in
+size.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Started(NamedTuple):
 
     Attributes:
         key: the key of its launches.
-        block: the memory of what only the segment reads; None if that is nothing.
+        block: the memory of what only the segment reads; None if there is none.
         results: the other buffers.
         targets: the storages of the results of writes; see `Part`.
         is_launched: whether nothing is left to be launched.
@@ -185,7 +186,7 @@ class Segment:
         self._add_writes(run)
         outliving = {v for v, use in last.items() if use > run.last}
         self._add_buffers({*outliving, *self._roots.values()})
-        self._results = [v for v in run.made if v in outliving]
+        self._results = [v for v in run.results if v in outliving]
         nothing = [equation for equation, part in run.nodes if part is None]
         copied = {v for source in self._sources for v in run.chain(source)}
         self._computed = [e for e in nothing if e.op.name != "view"]
@@ -193,7 +194,7 @@ class Segment:
         self._nodes = [(e, part) for e, part in run.nodes if e.results not in copied]
         views = [e for e, part in self._nodes if part is None and e.op.name == "view"]
         self._views = [e for e in views if e.results in outliving]
-        span, inside = range(run.begin, run.last + 1), {*run.made, *[e.results for e in views]}
+        span, inside = range(run.begin, run.last + 1), {*run.results, *[e.results for e in views]}
         self._dropped = [v.number for v, use in last.items() if use in span and v not in inside]
 
     def _add_reads(self, run: Run) -> None:
@@ -201,7 +202,7 @@ class Segment:
         read = [(part, v) for part in self._parts for v in part.reads]
         self._numbers = list(dict.fromkeys([v.number for _, v in read if isinstance(v.kind, type)]))
         for part, v in read:
-            if isinstance(v.kind, Aval) and (source := run.source(v)) not in run.made:
+            if isinstance(v.kind, Aval) and (source := run.source(v)) not in run.results:
                 n = self._sources.setdefault(source, len(self._sources))
                 for k, (_, space) in part.memories.items():
                     self._memories[space].reads[n, k] = None
@@ -213,7 +214,7 @@ class Segment:
         writes = [(part, v) for part in self._parts for v in part.writes]
         for part, v in writes:
             base = part.writes[v].equation.operands[0]
-            self._roots[v] = self._roots.get(base, base) if base in run.made else v
+            self._roots[v] = self._roots.get(base, base) if base in run.results else v
             if self._roots[v] is v:
                 read = [self._sources[w] for w in map(run.source, part.reads) if w in self._sources]
                 (_, space) = part.memories[0]
@@ -361,14 +362,14 @@ class Run:
         begin, first, last: see `Segment`.
         parts: the parts.
         nodes: the last equation of each part with it, and the views and the numbers between them.
-        made: the results of the parts.
+        results: the results of the parts.
     """
 
     def __init__(self, begin: int, first: int, views: Mapping[Var, Equation]) -> None:
         self.begin, self.first, self.last = begin, first, first
         self.parts: list[Part] = []
         self.nodes: list[tuple[Equation, Part | None]] = []
-        self.made: dict[Var, None] = {}
+        self.results: dict[Var, None] = {}
         self._views = views
 
     def source(self, v: Var) -> Var:
@@ -394,11 +395,11 @@ class Run:
     def takes(self, part: Part) -> bool:
         """Whether a part can be the next one: nothing that the run computes has to be copied for it."""
         sources = {self.source(v) for v in part.reads if isinstance(v.kind, Aval)}
-        if any(v in self._views and self.chain(v)[-1] in self.made for v in sources):
+        if any(v in self._views and self.chain(v)[-1] in self.results for v in sources):
             return False
         for write in part.writes.values():
             base = write.equation.operands[0]
-            if base in self.made and (base in sources or not write.in_place):
+            if base in self.results and (base in sources or not write.in_place):
                 return False
         sizes: collections.Counter[Hashable] = collections.Counter()
         for other in (*self.parts, part):
@@ -419,7 +420,9 @@ class Run:
         self.last = last
         self.parts.append(part)
         self.nodes += [(equation, None) for equation in between] + [(part.equation, part)]
-        self.made.update(dict.fromkeys([v for v in [*[b.value for b in part.buffers], *part.writes] if v is not None]))
+        self.results.update(
+            dict.fromkeys([v for v in [*[b.value for b in part.buffers], *part.writes] if v is not None])
+        )
 
 
 def segments_of(

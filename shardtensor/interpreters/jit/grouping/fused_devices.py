@@ -58,7 +58,7 @@ class FusedOnDevices(Fused):
         numbers = range(len(grid.devices))
         # The one buffer of a memory is whole. A window that is written has another shape than what has it.
         self._shapes = [self.shape] if len(numbers) == 1 else [grid.shape(k) for k in numbers]
-        self._made_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
+        self._result_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
         self._here = [k for k in numbers if not is_remote(grid.devices[k])]
         self._launch = self._backend.launcher([grid.devices[k] for k in self._here])
         self.memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
@@ -75,12 +75,12 @@ class FusedOnDevices(Fused):
     # -- as a part of a segment --------------------------------------------------------------------
 
     def part(self) -> Part | None:
-        """Returns what a segment needs of it; None if it can be no part of one."""
+        """Returns what a segment needs of it; None if it cannot be a part of one."""
         if not isinstance(self.compiled, CudaKernel):
             return None
         launches = {k: 0 if 0 in self._shapes[k] else self.compiled.launches(self._shapes[k]) for k in self._here}
         buffers = [
-            Buffer((v.number, k), v, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
+            Buffer((v.number, k), v, self.memories[k][1], self._result_shapes[k][n], kind.dtype)
             for n, (v, kind, _) in enumerate(self._kept)
             for k in self._here
             if v not in self._writes
@@ -145,7 +145,7 @@ class FusedOnDevices(Fused):
     def _bind(self, buffers: Mapping[int, Sequence[Any]], values: Any) -> None:
         """Adds the results to the values; see `_run`."""
         for n, (v, kind, _) in enumerate(self._kept):
-            shapes = enumerate([shapes[n] for shapes in self._made_shapes])
+            shapes = enumerate([shapes[n] for shapes in self._result_shapes])
             arrays = tuple([buffers[k][n] if k in buffers else RemoteArray(shape, kind.dtype) for k, shape in shapes])
             storage = arrays[0] if v in self._writes else Storage(arrays, tuple([[] for _ in arrays]))
             values[v.number] = tensor(kind, storage)
@@ -155,7 +155,7 @@ class FusedOnDevices(Fused):
         that of a tensor which is written into, the storage.
         """
         buffers = []
-        for (v, kind, _), shape in zip(self._kept, self._made_shapes[k], strict=True):
+        for (v, kind, _), shape in zip(self._kept, self._result_shapes[k], strict=True):
             write = self._writes.get(v)
             if write is None:
                 buffers.append(self._new(shape, kind.dtype))

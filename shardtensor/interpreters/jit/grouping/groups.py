@@ -155,9 +155,9 @@ class _Grouping:
     def _joined(self, equation: Equation) -> Group | None:
         """Returns the group of an equation that a kernel can compute: that of its operands, or a new one.
 
-        None for what no group begins with: an assignment of a value that no group computes, and few elements. The few
-        elements that a group computes from its reductions (the square roots of a variance of each row) are computed
-        by it: its loop ended otherwise, and another one read its operands again.
+        None for equations with which no group begins: an assignment of a value that no group computes, and few
+        elements. The few elements that a group computes from its reductions (the square roots of a variance of each
+        row) are computed by it: its loop ended otherwise, and another one read its operands again.
         """
         reduces = is_reduction(equation)
         operands = vars_of(function_operands(equation))
@@ -320,7 +320,7 @@ def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
 
 def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
     """Whether an operator on tensors that span processes exchanges nothing, and loops are not short."""
-    if equation.writes:  # Its first operand is the base, of which the operator's plan knows nothing.
+    if equation.writes:  # Its first operand is the base, which the operator's plan does not contain.
         return False
     plan, value = plan_of(equation), equation.results.kind
     if plan is None or any(t is not None and not t.stays for t in plan.transfers):
@@ -342,7 +342,7 @@ def _is_split_as(other: Group, target: Group) -> bool:
 
 def _has_parts(group: Group | None, equation: Equation, shape: Shape, rows: int) -> bool:
     """Whether each device has those parts of operands and result that belong to its part of the loop of a group; None
-    stands for a group of the equation alone.
+    stands for a group of only the equation.
     """
     like = group.like if group else _split_as(equation)
     if like is None:
@@ -390,7 +390,7 @@ def _cast_of(equation: Equation) -> str | None:
 
 
 def function_of(equation: Equation) -> str | None:
-    """Returns the name of the elementwise function that an equation is in a kernel; None if it is none.
+    """Returns the name of the elementwise function that an equation is in a kernel; None if it is not one.
 
     An assignment is the cast ``astype``.
     """

@@ -167,8 +167,8 @@ def _is_elementwise(equation: Equation, shape: Shape) -> bool:
 
 
 def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var, int]) -> dict[Var, Slice] | None:
-    """Returns the values that equations read from outside; None if an array is none of the shape of the window, or is a
-    host array: devices have no part of it.
+    """Returns the values that equations read from outside; None if an array does not have the shape of the
+    window, or is a host array: devices have no part of it.
     """
     write = equations[-1]
     value, shape = write.results.kind, write.window.shape  # type: ignore[union-attr]

@@ -1,8 +1,8 @@
 """Writes of kernels into windows: of a base that a program writes, a kernel computes the written elements only.
 
-The new value of the base has the memory of the old one where the program reads the old value no more, nothing else
-holds its memory, and the kernel reads no element of it at another place. Otherwise it has new memory, into which only
-the elements outside of the window are copied.
+The new value of the base has the memory of the old one where the program does not read the old value any more,
+nothing else holds its memory, and the kernel reads no element of it at another place. Otherwise it has new
+memory, into which only the elements outside of the window are copied.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _interferes(x: Any, out: HostArray, array: HostArray) -> bool:
 
 
 def copy_rest(out: HostArray, array: HostArray, view_spec: ViewSpec) -> None:
-    """Copies the elements outside of a view, or all where these are no few boxes."""
+    """Copies the elements outside of a view, or all where these are not a few boxes."""
     (*outer, box) = view_spec.boxes
     if outer or any(type(e) is tuple and e[2] != 1 and e[1] > 1 for e in box.entries):
         blockwise.copy_into(out, array)

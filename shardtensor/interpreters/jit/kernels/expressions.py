@@ -187,7 +187,7 @@ def definition(kernel: Kernel, value: Value, moves: Callable[[Value], bool]) -> 
     Args:
         kernel: the kernel.
         value: the node.
-        moves: returns whether a value is no scalar where its elements are computed (see `c_expression`).
+        moves: returns whether a value is not a scalar where its elements are computed (see `c_expression`).
     """
     node = kernel.nodes[value - len(kernel.inputs)]
     scalar = node.name == "clip" and not any(moves(v) for v in node.operands[1:])

@@ -124,7 +124,7 @@ class Kernel:
 
     Raises:
         ArgumentError: a value is used before it is computed, a reduction has no rows or reduces a value that does not
-            vary within them, an output is no node, or an output per row varies within rows.
+            vary within them, an output is not a node, or an output per row varies within rows.
     """
 
     ndim: int
@@ -221,7 +221,7 @@ def dtype_name(dtype: Any) -> str:
     """Returns the name of a dtype in kernels: its kind and item size, such as ``"f4"``.
 
     Raises:
-        ArgumentTypeError: the elements are no bools or numbers of the machine's byte order.
+        ArgumentTypeError: the elements are not bools or numbers of the machine's byte order.
     """
     numpy_dtype = np.dtype(dtype)
     if (
