@@ -105,10 +105,10 @@ def stencils_in(program: Program) -> Iterator[tuple[int, list[int], Equation]]:
         base = write.operands[0]
         sources = [v for v in dict.fromkeys(s.source for s in slices.values()) if v != base]
         inner = Program((), (), (*body, write), (write.results,))
-        made = Equation(
+        stencil = Equation(
             STENCIL, (base, *sources), (), write.results, write.into, write.window, True, {0: inner}, write.source
         )
-        yield k, inside, made
+        yield k, inside, stencil
 
 
 def _written_corner(write: Equation) -> Corner | None:
@@ -167,17 +167,17 @@ def _is_elementwise(equation: Equation, shape: Shape) -> bool:
 
 
 def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var, int]) -> dict[Var, Slice] | None:
-    """Returns the values that equations read from outside; None if an array is none of the shape of the window, or is a
-    host array: devices have no part of it.
+    """Returns the values that equations read from outside; None if an array does not have the shape of the
+    window, or is a host array: devices have no part of it.
     """
     write = equations[-1]
     value, shape = write.results.kind, write.window.shape  # type: ignore[union-attr]
-    made = {e.results for e in equations}
-    found: dict[Var, Slice] = {}
+    results = {e.results for e in equations}
+    slices: dict[Var, Slice] = {}
     if any(isinstance(x, np.ndarray) and x.ndim for e in equations for x in function_operands(e)):
         return None
     for v in dict.fromkeys([v for e in equations for v in vars_of(function_operands(e))]):
-        if v in made or isinstance(v.kind, type):
+        if v in results or isinstance(v.kind, type):
             continue
         if not isinstance(v.kind, Aval) or v.kind.shape != shape or v.kind.unreduced or v.kind.offloaded:
             return None
@@ -188,10 +188,10 @@ def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var
             corner = corner_of(view.into)
             if corner is None or not isinstance(view.operands[0].kind, Aval):
                 return None
-            found[v] = Slice(view.operands[0], corner)
+            slices[v] = Slice(view.operands[0], corner)
         else:
-            found[v] = Slice(v, (0,) * len(shape))
-    return found
+            slices[v] = Slice(v, (0,) * len(shape))
+    return slices
 
 
 # -- layouts ---------------------------------------------------------------------------------------
@@ -258,11 +258,11 @@ class StencilPlan:
                 arrays[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
             if any(first == last for first, last in part):
                 continue
-            made = self._local(k, part, {source: arrays_of[k] for source, arrays_of in blocks.items()}, values)
+            elements = self._local(k, part, {source: arrays_of[k] for source, arrays_of in blocks.items()}, values)
             begins = [begin for begin, _ in value.grid.box(k)]
             here = tuple([slice(a + c - b, z + c - b) for (a, z), c, b in zip(part, self._corner, begins, strict=True)])
             with backend.on(device):
-                arrays[k][here] = as_dtype(backend, made, value.dtype)
+                arrays[k][here] = as_dtype(backend, elements, value.dtype)
         return shards_of(value, arrays).assembled(value).tensor()
 
     def _local(self, k: int, part: Sequence[tuple[int, int]], blocks: Mapping[Var, Any], values: Any) -> Any:
@@ -283,8 +283,8 @@ class StencilPlan:
             local[equation.results.number] = EAGER.apply(equation.op, operands, equation.params)
         operands = tuple([get(x) for x in function_operands(self._write)])
         op = self._write.op
-        made = operands[0] if "assigns" in op.tags else EAGER.apply(op, operands, self._write.params)
-        return shard_arrays(made)[0]
+        result = operands[0] if "assigns" in op.tags else EAGER.apply(op, operands, self._write.params)
+        return shard_arrays(result)[0]
 
 
 def _written(value: Aval, corner: Corner, window: Shape, d: int, part: int) -> tuple[int, int]:

@@ -36,16 +36,16 @@ def with_scattered_sums(program: Program, _: Setting) -> Program:
     that moves fewer bytes; the program itself if there are none.
     """
     count = program.next_number()
-    users, made = program.users(), program.makers()
+    users, makers = program.users(), program.makers()
     equations = list(program.equations)
     changes = 0
     for k, transfer in enumerate(equations):
         x = transfer.operands[0] if transfer.op.name == "transfer_to" else None
-        if type(x) is not Var or len(users[x]) != 1 or x not in made:
+        if type(x) is not Var or len(users[x]) != 1 or x not in makers:
             continue
-        changed = _scattered(equations[made[x]], transfer, count + changes)
+        changed = _scattered(equations[makers[x]], transfer, count + changes)
         if changed is not None:
-            equations[made[x]], equations[k] = changed
+            equations[makers[x]], equations[k] = changed
             changes += 1
     return dataclasses.replace(program, equations=equations) if changes else program
 
@@ -56,14 +56,14 @@ def with_stencils(program: Program, _: Setting) -> Program:
     changes = 0
     known: dict[Any, bool] = {}
     views = {e.results: e for e in program.equations if e.op.name == "view" and type(e.results) is Var}
-    for k, inside, made in stencils_in(program):
+    for k, inside, stencil in stencils_in(program):
         eager = [program.equations[i] for i in (*inside, k)]
         read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
         key = _form_of([*read, *eager])
         if key not in known:
-            known[key] = StencilPlan(made, program).size < bytes_of([*read, *eager])
+            known[key] = StencilPlan(stencil, program).size < bytes_of([*read, *eager])
         if known[key]:
-            equations[k] = made
+            equations[k] = stencil
             changes += 1
             for i in inside:
                 del equations[i]
@@ -79,11 +79,11 @@ def _form_of(equations: Sequence[Equation]) -> Any:
             return numbers.setdefault(x, len(numbers)), x.kind
         return id(x) if isinstance(x, np.ndarray) else (type(x), x)
 
-    made = []
+    forms = []
     for e in equations:
         where = e.params if e.into is None else (e.into.boxes, e.into.chains)
-        made.append((e.op.name, where, e.writes, form(e.results), *map(form, e.operands)))
-    return tuple(made)
+        forms.append((e.op.name, where, e.writes, form(e.results), *map(form, e.operands)))
+    return tuple(forms)
 
 
 def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Equation, Equation] | None:
@@ -95,11 +95,11 @@ def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Eq
     if placed is None or reduction.into is not None or transfer.params[0].spec.unreduced:
         return None
     params = (*reduction.params, transfer.params[0])
-    given = [stand_in_of(x) if type(x) is Var else x for x in reduction.operands]
+    operands = [stand_in_of(x) if type(x) is Var else x for x in reduction.operands]
     try:
-        before, _ = _inferred([(reduction, given, reduction.params), (transfer, None, transfer.params)])
+        before, _ = _inferred([(reduction, operands, reduction.params), (transfer, None, transfer.params)])
         after, results = _inferred(
-            [(dataclasses.replace(reduction, op=placed), given, params), (transfer, None, transfer.params)]
+            [(dataclasses.replace(reduction, op=placed), operands, params), (transfer, None, transfer.params)]
         )
     except ShardTensorError:
         return None  # The layout does not fit the result: the transfer itself raises the error.
@@ -117,8 +117,8 @@ def _inferred(calls: Sequence[tuple[Equation, Any, Any]]) -> tuple[int, list[Sha
     log = TransferLog()
     results: list[Any] = []
     with interpreting(INFER), recorded_by(log):
-        for equation, given, params in calls:
-            operands = results[-1:] if given is None else given
+        for equation, inputs, params in calls:
+            operands = results[-1:] if inputs is None else inputs
             results.append(INFER.apply(equation.op, tuple(operands), params))
     return log.bytes, results
 
