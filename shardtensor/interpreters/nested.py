@@ -21,10 +21,10 @@ class Nested(Interpreter):
     """
 
     def __init__(self) -> None:
-        found = innermost()
-        self.outer: Callable[..., Any] | None = None if found is None else found.apply
-        self.device: Device | None = getattr(found, "device", None)
-        self.in_program = program_of(found)
+        interpreter = innermost()
+        self.outer: Callable[..., Any] | None = None if interpreter is None else interpreter.apply
+        self.device: Device | None = getattr(interpreter, "device", None)
+        self.in_program = program_of(interpreter)
 
     @property
     def only_infers(self) -> bool:  # type: ignore[override]
@@ -40,8 +40,8 @@ class Nested(Interpreter):
         """Makes this the innermost interpreter in the context, around which is the one that was, such as that which
         executes or traces the function of a loop or of a branch.
         """
-        before, found = self.outer, innermost()
-        self.outer = None if found is None else found.apply
+        before, interpreter = self.outer, innermost()
+        self.outer = None if interpreter is None else interpreter.apply
         try:
             with interpreting(self):
                 yield

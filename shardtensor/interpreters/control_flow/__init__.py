@@ -75,10 +75,10 @@ def scan(
 
 
 def _pair(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-    made = f(owned(carry), x)
-    if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise ArgumentTypeError(f"scan: f returned {type_text(made)}; wanted a pair: the next carry, and a result")
-    return made[0], made[1]
+    pair = f(owned(carry), x)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ArgumentTypeError(f"scan: f returned {type_text(pair)}; wanted a pair: the next carry, and a result")
+    return pair[0], pair[1]
 
 
 @hinted
@@ -255,25 +255,25 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     arrays = [call("flip", x, axis=0) for x in arrays] if reverse else arrays
 
     def combined(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        given = replaced(elems, _to_axis(a, axis))
-        made = on_own(fn)(given, replaced(elems, _to_axis(b, axis)))
-        if paths(made, "elems") != paths(elems, "elems"):
+        left = replaced(elems, _to_axis(a, axis))
+        result = on_own(fn)(left, replaced(elems, _to_axis(b, axis)))
+        if paths(result, "elems") != paths(elems, "elems"):
             raise ArgumentError(
-                f"associative_scan: fn returned {structure_of(made, 'elems')}; wanted {structure_of(elems, 'elems')}"
+                f"associative_scan: fn returned {structure_of(result, 'elems')}; wanted {structure_of(elems, 'elems')}"
             )
-        for name, x, y in zip(paths(elems, "elems"), leaves(given), leaves(made), strict=True):
+        for name, x, y in zip(paths(elems, "elems"), leaves(left), leaves(result), strict=True):
             if getattr(y, "shape", None) != x.shape:
                 raise ShapeError(
                     f"associative_scan: fn returned {text_of(y)} for {name}, which is {text_of(x)}; wanted one shape"
                 )
-        return leaves(made)
+        return leaves(result)
 
     def on_front(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         return [call("moveaxis", x, axis, 0) for x in combined(a, b)]
 
-    made = _scanned(on_front, arrays)
-    made = [call("flip", x, axis=0) for x in made] if reverse else made
-    scanned: T = replaced(elems, _to_axis(made, axis))
+    scans = _scanned(on_front, arrays)
+    scans = [call("flip", x, axis=0) for x in scans] if reverse else scans
+    scanned: T = replaced(elems, _to_axis(scans, axis))
     return scanned
 
 
@@ -321,12 +321,12 @@ def _as_array(caller: str, name: str, x: Any) -> Any:
     if x is None:
         return None
     if not hasattr(x, "shape"):
-        wanted = "; wanted arrays"
+        advice = "; wanted arrays"
         if type(x) in SCALARS:
-            wanted = ", which has no first dimension; wanted arrays: st.asarray converts a list"
+            advice = ", which has no first dimension; wanted arrays: st.asarray converts a list"
         if isinstance(x, Key):
-            wanted = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
-        raise ArgumentTypeError(f"{caller}: {name} is {text_of(x)}{wanted}")
+            advice = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
+        raise ArgumentTypeError(f"{caller}: {name} is {text_of(x)}{advice}")
     array = call("asarray", x)
     if not array.ndim:
         raise ArgumentError(f"{caller}: {name} is an array without dimensions; wanted a first dimension")
@@ -345,6 +345,6 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
     if not lengths:
         raise ArgumentError(f"{caller}: there is no array and no length; give one of them")
     if len(set(lengths.values())) > 1:
-        found = ", ".join([f"{name} is {n}" for name, n in lengths.items()])
-        raise ArgumentError(f"{caller}: the lengths differ: {found}; wanted the same length")
+        text = ", ".join([f"{name} is {n}" for name, n in lengths.items()])
+        raise ArgumentError(f"{caller}: the lengths differ: {text}; wanted the same length")
     return int(min(lengths.values()))

@@ -129,10 +129,10 @@ def following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> Ca
             f"{caller}: the carry changes its structure: it is {structure_of(before, 'carry')} before a trip, and "
             f"{structure_of(after, 'carry')} after it; return the structure of the initial value"
         )
-    made = [
+    new_leaves = [
         _follower(caller, *leaf, is_first=is_first) for leaf in zip(names, leaves(before), leaves(after), strict=True)
     ]
-    return replaced(before, made)
+    return replaced(before, new_leaves)
 
 
 def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> Any:
@@ -141,8 +141,8 @@ def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> 
         return new
     for x in (old, new):
         if not (x is None or isinstance(x, (*SCALARS, Key, ShardedTensor)) or is_data(x)):
-            wanted = "wanted arrays, numbers, keys and None"
-            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; {wanted}{hint_to_register(x)}")
+            advice = "wanted arrays, numbers, keys and None"
+            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; {advice}{hint_to_register(x)}")
     array = converted(new)
     may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
     expected, found = kind_of(old), kind_of(array)
