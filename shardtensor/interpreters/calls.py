@@ -111,8 +111,8 @@ def composed(op: Op, operands: Operands, params: Params) -> Any:
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:
-    """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
-    or scalars.
+    """Returns the operands of an operator with an algorithm, of which those that are not pytrees are converted to
+    arrays or scalars.
     """
     if op.signature.variadic:
         return operands

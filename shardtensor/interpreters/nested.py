@@ -17,7 +17,7 @@ class Nested(Interpreter):
     Attributes:
         outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
-        in_program: in a program of a map, the interpreter of its device, whose arrays are no tensors.
+        in_program: in a program of a map, the interpreter of its device, whose arrays are not tensors.
     """
 
     def __init__(self) -> None:

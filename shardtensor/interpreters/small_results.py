@@ -34,7 +34,7 @@ _MOST_BYTES = 1 << 17
 """The size of operands up to which one call of NumPy in one thread takes less time than those of several operators."""
 
 _PLAIN = frozenset([bool, int, str, type(None)])
-"""Types of arguments that are no arrays, hold none, and are equal only if they are the same."""
+"""Types of arguments that are not arrays, hold none, and are equal only if they are the same."""
 
 _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 """The errors of NumPy's functions."""

@@ -19,7 +19,7 @@ def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]
     """Returns the result of a collective, of which the axes may be the examples, or those of maps around them.
 
     Raises:
-        ArgumentError: groups of indices, or several axes of a collective that is no reduction.
+        ArgumentError: groups of indices, or several axes of a collective that is not a reduction.
         ShapeError: a dimension does not have the size that the collective splits.
     """
     names, x = names_of(params["axis_name"]), operands[0]

@@ -42,7 +42,7 @@ def jacrev(
         that of the argument's leaf.
 
     Raises:
-        ArgumentTypeError: see `grad`; a result is no floating-point number, or is complex without ``holomorphic``.
+        ArgumentTypeError: see `grad`; a result is not a floating-point number, or is complex without ``holomorphic``.
 
     >>> st.jacrev(lambda x: x * x)(st.asarray([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 4.0]]

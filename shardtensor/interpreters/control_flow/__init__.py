@@ -61,7 +61,7 @@ def scan(
 
     Raises:
         ArgumentError: the lengths differ; there is neither a length nor an array; the carry changes.
-        ArgumentTypeError: ``f`` is no function, or returns no pair.
+        ArgumentTypeError: ``f`` is not a function, or does not return a pair.
 
     >>> total, sums = st.scan(lambda total, x: (total + x, total + x), 0, st.arange(1, 6))
     >>> int(total), sums.tolist()
@@ -96,7 +96,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val:
 
     Raises:
         ArgumentError: the value changes its structure, a shape, a dtype or a sharding.
-        ArgumentTypeError: a bound is no integer; ``body_fun`` is no function.
+        ArgumentTypeError: a bound is not an integer; ``body_fun`` is not a function.
 
     >>> st.fori_loop(0, 4, lambda i, x: x + i, st.zeros(3)).tolist()
     [6.0, 6.0, 6.0]
@@ -124,7 +124,7 @@ def map(f: Callable[[X], Y], xs: X) -> Y:
 
     Raises:
         ArgumentError: the lengths differ, or there is no array.
-        ArgumentTypeError: ``f`` is no function.
+        ArgumentTypeError: ``f`` is not a function.
 
     >>> st.map(lambda x: x.sum(), st.ones((3, 2))).tolist()
     [2.0, 2.0, 2.0]
@@ -154,7 +154,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
 
     Raises:
         ArgumentError: the value changes its structure, a shape, a dtype or a sharding.
-        ArgumentTypeError: the condition is no scalar of bool; an argument is no function.
+        ArgumentTypeError: the condition is not a scalar of bool; an argument is not a function.
 
     >>> st.while_loop(lambda x: x.sum() < 100, lambda x: 2 * x, st.ones(3)).tolist()
     [64.0, 64.0, 64.0]
@@ -180,7 +180,7 @@ def cond(pred: Any, true_fun: Callable[..., Y], false_fun: Callable[..., Y], *op
 
     Raises:
         ArgumentError: in a program, the results of the functions differ.
-        ArgumentTypeError: ``pred`` is no scalar; an argument is no function.
+        ArgumentTypeError: ``pred`` is not a scalar; an argument is not a function.
 
     >>> st.cond(True, st.sum, st.max, st.ones(3)).tolist()
     3.0
@@ -205,7 +205,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Y]], *operands: Any) -> 
 
     Raises:
         ArgumentError: there is no branch; in a program, the results of the branches differ.
-        ArgumentTypeError: the index is no scalar of integers; a branch is no function.
+        ArgumentTypeError: the index is not a scalar of integers; a branch is not a function.
 
     >>> st.switch(2, [st.sum, st.max, st.min], st.arange(4)).tolist()
     0
@@ -237,7 +237,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
 
     Raises:
         ArgumentError: the lengths differ, or there is no array.
-        ArgumentTypeError: ``fn`` is no function.
+        ArgumentTypeError: ``fn`` is not a function.
         AxisError: an array has no such dimension.
 
     >>> st.associative_scan(st.maximum, st.asarray([1, 3, 2, 5, 4])).tolist()

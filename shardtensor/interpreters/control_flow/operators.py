@@ -57,7 +57,7 @@ def conditional_loop(init: Carry, /, cond: Function, body: Function, caller: str
 
     Raises:
         ArgumentError: the carry changes its structure, a shape, a dtype or a sharding.
-        ArgumentTypeError: the condition is no scalar of bool.
+        ArgumentTypeError: the condition is not a scalar of bool.
     """
 
 
@@ -69,7 +69,7 @@ def branch(index: Any, operands: Sequence[Any], /, branches: Sequence[Function],
 
     Raises:
         ArgumentError: in a program, the results of the functions differ in structure, shape, dtype or sharding.
-        ArgumentTypeError: the index is no scalar.
+        ArgumentTypeError: the index is not a scalar.
     """
 
 
@@ -229,7 +229,7 @@ def integer(caller: str, name: str, x: Any) -> int:
     """Returns a bound or an index, which in a job is the same in all processes.
 
     Raises:
-        ArgumentTypeError: it is no integer.
+        ArgumentTypeError: it is not an integer.
     """
     try:
         n: int = python.index(read(x))

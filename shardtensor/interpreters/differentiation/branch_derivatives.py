@@ -1,6 +1,6 @@
 """The derivatives of branches.
 
-Where the branch is known, it runs on the tape, and no other. In a program each branch also returns what its derivatives
+Where the branch is known, only that one runs, on the tape. In a program each branch also returns what its derivatives
 have saved, with zeros in place of what only others save, and the backward pass is a branch of the same index.
 """
 

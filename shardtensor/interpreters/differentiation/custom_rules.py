@@ -200,7 +200,7 @@ class GivenArguments:
 
     Attributes:
         tree: the arguments with their avals in place of tensors.
-        values: the arguments without the tape, which no one else writes.
+        values: the arguments without the tape, which nothing else writes.
         states: for each leaf the value of the tape; None if it is not differentiated.
         kinds: for each leaf its aval, or the leaf itself.
         paths: for each leaf its name in errors.
@@ -218,7 +218,7 @@ class GivenArguments:
         self.paths = [path for n, x in enumerate(args) for path in paths(x, f"argument {n}")]
 
     def marked(self) -> tuple[Any, ...]:
-        """Returns the arguments with a `CustomVJPPrimal` in place of each leaf but None, which is no leaf in JAX."""
+        """Returns the arguments with a `CustomVJPPrimal` in place of each leaf but None, which is not a leaf in JAX."""
         pairs = zip(leaves(self.values), self.states, strict=True)
         marked = [x if x is None else CustomVJPPrimal(x, state is not None) for x, state in pairs]
         return replaced(self.tree, marked)  # type: ignore[no-any-return]

@@ -45,7 +45,7 @@ def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
 
 
 def check_function(caller: str, fn: Any) -> None:
-    """Raises ArgumentTypeError if what is to be differentiated is no function."""
+    """Raises ArgumentTypeError if what is to be differentiated is not a function."""
     if not callable(fn):
         raise ArgumentTypeError(f"{caller}: fun is {type_text(fn)}; wanted a function")
 
@@ -150,8 +150,8 @@ def grad(
         ``has_aux`` the pair of it and of the other results.
 
     Raises:
-        ArgumentTypeError: an argument is no floating-point number, the result is not one number, or an operator has no
-            derivative.
+        ArgumentTypeError: an argument is not a floating-point number, the result is not one number, or an operator has
+            no derivative.
         ConcretizationError: elements of a tensor that depends on the arguments leave the library, by `numpy.asarray`.
 
     >>> def loss(w, x):
@@ -317,7 +317,7 @@ def stop_gradient(x: Any) -> Any:
     """Returns x as a constant: no gradient of it is computed.
 
     Args:
-        x: a pytree. What is no tensor is returned as it is.
+        x: a pytree. Leaves that are not tensors are returned as they are.
 
     >>> st.grad(lambda x: (x * st.stop_gradient(x)).sum())(st.asarray([3.0])).tolist()
     [3.0]

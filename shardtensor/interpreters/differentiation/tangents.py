@@ -149,7 +149,7 @@ def pushed(step: Step, tangents: list[Any]) -> Sequence[Any]:
 
 
 def like(t: Any, kind: Any) -> Any:
-    """Returns a tangent with the shape, dtype and layout of its value, as a tensor that is no view."""
+    """Returns a tangent with the shape, dtype and layout of its value, as a tensor that is not a view."""
     if t is None or not is_inexact(dtype_of(kind)):
         return None
     t = reduced_sum(cast_to(whole(t, kind), kind), kind)

@@ -84,7 +84,8 @@ def _value(tracer: Tracer, inputs: Sequence[ShardedTensor], x: Any) -> Var:
     """Returns the value of the program that a leaf of the result is.
 
     Raises:
-        _NotRecordedError: the leaf is no tensor, or an operand or a view of one, so that writes are visible in it.
+        _NotRecordedError: the leaf is not a tensor, or is an operand or a view of one, so that writes are visible in
+            it.
     """
     base = getattr(getattr(x, "_storage", None), "base", x)
     if type(base) is not ShardedTensor or type(base._storage) is not Traced or any(base is y for y in inputs):

@@ -217,7 +217,7 @@ def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone = _write(equation, BOUND, dead, in_place) if equation.writes else _call(equation, BOUND, dead)
+    run = _write(equation, BOUND, dead, in_place) if equation.writes else _call(equation, BOUND, dead)
     read = [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
@@ -226,7 +226,7 @@ def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step
             if type(x) is ShardedTensor and not lacks_elements(x):
                 x._storage.buffers  # noqa: B018 - views are read where nothing is recorded
         with _recorded_as_it_runs():
-            alone(values)
+            run(values)
 
     return step
 
@@ -578,11 +578,11 @@ def inferred(
 
 def bytes_of(equations: Sequence[Equation]) -> int:
     """Returns the bytes that equations transfer."""
-    alone = Program((), (), equations, ())
-    free, log = alone.free(), TransferLog()
+    program = Program((), (), equations, ())
+    free, log = program.free(), TransferLog()
     nothing: Callable[[Equation], Any] = lambda _: contextlib.nullcontext()  # noqa: E731
     with recorded_by(log):
-        inferred(dataclasses.replace(alone, inputs=free), [stand_in_of(v) for v in free], nothing)
+        inferred(dataclasses.replace(program, inputs=free), [stand_in_of(v) for v in free], nothing)
     return log.bytes
 
 
@@ -601,7 +601,7 @@ def with_operands(equation: Equation, others: dict[Var, Var]) -> Equation:
 
 
 def result_of(equation: Equation) -> Aval | None:
-    """Returns the aval of the result of an equation; None if it is no tensor, or the operands are rejected."""
+    """Returns the aval of the result of an equation; None if it is not a tensor, or the operands are rejected."""
     operands = replace_vars(equation.operands, {v.number: stand_in_of(v) for v in vars_of(equation.operands)})
     try:
         with interpreting(INFER), recorded_by():

@@ -91,7 +91,7 @@ class Captured:
 
 
 class Trace:
-    """What the tracers of a function and of the maps in it share.
+    """The state that the tracers of a function and of the maps in it share.
 
     Attributes:
         name: the name of the function.
@@ -526,7 +526,9 @@ class Tracer(CallInterpreter):
         return result if x._is_scalar else mark_array(result)
 
     def traced_input(self, x: Any, depends: int) -> ShardedTensor:
-        """Returns a traced tensor for an input: a tensor that is no view of another input, a host array or a scalar."""
+        """Returns a traced tensor for an input: a tensor that is not a view of another input, a host array or a
+        scalar.
+        """
         if type(x) in SCALARS:
             return self.weak(type(x), depends)
         if type(x) is ShardedTensor:
@@ -562,7 +564,7 @@ def _is_traced(x: Any) -> bool:
 
 
 def _frozen(x: Any) -> Any:
-    """Returns a host array that no one writes: the function may go on to write its own."""
+    """Returns a host array that nothing writes: the function may go on to write its own."""
     if isinstance(x, np.generic) or (x.base is None and not x.flags.writeable):
         return x
     array = np.array(x)

@@ -54,11 +54,11 @@ class _Step(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What a buffer that a step computes is.
+    """The kind of a buffer that a step computes.
 
     Attributes:
         value: the aval of its tensor.
-        is_array: whether the tensor is a 0-d array, and no scalar.
+        is_array: whether the tensor is a 0-d array, not a scalar.
         is_new: whether nothing else holds the memory.
     """
 
@@ -75,7 +75,7 @@ class BufferProgram:
         result: its result: a value, or nested tuples and lists of values.
 
     Attributes:
-        constants: the operands of equations that are no values of the program, such as scalars and index arrays.
+        constants: the operands of equations that are not values of the program, such as scalars and index arrays.
     """
 
     def __init__(self, program: Program, result: Any) -> None:
