@@ -50,8 +50,8 @@ class DeviceInterpreter(Interpreter):
         self.device = device
         self.backend: Backend = backend_of(device)
         self.sharding = as_sharding(device, 0, "map")
-        made = type(self.backend)
-        self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
+        backend_type = type(self.backend)
+        self.stateless = backend_type.on is Backend.on and backend_type.capture_modes is Backend.capture_modes
         self.records = self.backend.records
         self.avals: dict[Any, Aval] = {}
 
