@@ -55,15 +55,15 @@ class Call:
         """Returns the result of the operator, with the operands that are saved, and tangents for the leaves of the
         others, where None stands for zeros.
         """
-        given, made = iter(zip(tangents, self.kinds, strict=True)), []
+        pairs, operands = iter(zip(tangents, self.kinds, strict=True)), []
         for k, operand in enumerate(self.kinds if self.tree is None else self.tree):
-            mine = [next(given) for _ in leaves(operand)]
+            mine = [next(pairs) for _ in leaves(operand)]
             name = self.op.operands[0 if self.op.signature.variadic else k]
             if name in self.saved:
-                made.append(self.saved[name])
+                operands.append(self.saved[name])
             else:
-                made.append(replaced(operand, [_zeros(kind) if t is None else t for t, kind in mine]))
-        return self.again(*made)
+                operands.append(replaced(operand, [_zeros(kind) if t is None else t for t, kind in mine]))
+        return self.again(*operands)
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """Returns the result of a sum or a product, the operator ``name``, which is the cotangent of one operand.

@@ -203,14 +203,14 @@ def read_elements(stream: IO[bytes], header: Header, name: str) -> HostArray:
     return array if header.dtype.isnative else array.byteswap(inplace=True).view(header.dtype.newbyteorder("="))
 
 
-def _prefix(stream: IO[bytes], wanted: int, name: str) -> bytes:
+def _prefix(stream: IO[bytes], size: int, name: str) -> bytes:
     """Reads bytes of the header.
 
     Raises:
         ArgumentError: the file has fewer.
     """
-    memory, got = np.empty(wanted, np.uint8), 0
-    while got < wanted:
+    memory, got = np.empty(size, np.uint8), 0
+    while got < size:
         count = _read_into(stream, memory[got:], name)
         if not count:
             raise ArgumentError(f"load: {name} is not a .npy or .npz file, or a broken one: it ends in the header")

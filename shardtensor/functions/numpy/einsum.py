@@ -311,11 +311,11 @@ def _order(
         path: Any = [step for step in map(_step, optimize) if step]
     else:
         path = _best_path(text, shapes, optimize)
-    # Of operands of equal size the first one stays where it is: what was made before, whose layout was chosen for it.
-    steps, given = [], len(terms)
+    # Of operands of equal size the first one stays where it is: an earlier result, whose layout was chosen for it.
+    steps, count = [], len(terms)
     for step in path:
-        steps.append(tuple(sorted(step, key=lambda at: (at < given, at))))
-        given -= len([at for at in step if at < given])
+        steps.append(tuple(sorted(step, key=lambda at: (at < count, at))))
+        count -= len([at for at in step if at < count])
     return steps
 
 

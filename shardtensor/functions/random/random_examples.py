@@ -70,8 +70,8 @@ def _draws_of_examples(
     kernel: Any = OPS[name].parts.kernel
     boxes, shapes = tuple([box[1:] for box in context.boxes[1:]]), tuple([s[1:] for s in context.shapes[1:]])
     one = ShardContext(context.box[1:], boxes, context.shape[1:], shapes, context.dtype)
-    made = []
+    draws = []
     for k in range(words.shape[0]):
         seed, stream = [int(words[k, i]) % 2**64 for i in range(2)]
-        made.append(kernel(xp, one, *[p[k] for p in parameters], seed | stream << 64, *numbers, **dict(params)))
-    return xp.stack(made) if made else xp.empty(context.local_shape, dtype=context.dtype)
+        draws.append(kernel(xp, one, *[p[k] for p in parameters], seed | stream << 64, *numbers, **dict(params)))
+    return xp.stack(draws) if draws else xp.empty(context.local_shape, dtype=context.dtype)

@@ -174,8 +174,8 @@ def bits_of(key: Any, caller: str) -> Any:
 def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
     """Returns keys that are made of the first two words of successive blocks."""
     if type(key) is KeyBatch:
-        found = [_keys(one, caller, counter, count) for one in key.keys]
-        return [KeyBatch(same, key.batcher) for same in zip(*found, strict=True)]
+        rows = [_keys(one, caller, counter, count) for one in key.keys]
+        return [KeyBatch(same, key.batcher) for same in zip(*rows, strict=True)]
     bits = bits_of(key, caller)
     if type(bits) is not int:
         return [key_of(bind(_DERIVED, (n, bits, counter), ())) for n in range(count)]
