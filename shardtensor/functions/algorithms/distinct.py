@@ -46,8 +46,8 @@ _BY_VALUE = Order(indices=True)
 
 
 def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, extras: Extras, equal_nan: bool) -> list[ShardedTensor]:
-    """Returns the distinct elements in ascending order, and those of the indices of the first ones, the inverse and the
-    counts that ``extras`` selects, in this order.
+    """Returns the distinct elements in ascending order, and the selected extras, in this order: the indices of the
+    first ones, the inverse and the counts.
 
     Args:
         rows: the rows of the operand.
@@ -178,9 +178,7 @@ def _merged(extras: Extras, equal_nan: bool, xp: Any, values: Any, *others: Any)
 
 
 def distinct(xp: Any, x: Any, extras: Extras, equal_nan: bool) -> list[Any]:
-    """Returns the distinct values of an array of one dimension on one device, and those of the indices, the inverse and
-    the counts that ``extras`` selects.
-    """
+    """Returns the distinct values of an array of one dimension on one device, and the selected extras."""
     if not (extras[0] or extras[1]):
         order = Order().apply(xp, x)
         starts = _starts(xp, order.shape[0], lambda some: order[some], equal_nan)

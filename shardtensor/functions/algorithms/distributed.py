@@ -27,7 +27,7 @@ from shardtensor.tensor.value import Aval, aval
 
 
 class Whole(NamedTuple):
-    """What one device computes of all elements, with the bits of the algorithm.
+    """The computation of all elements on one device, with the bits of the algorithm.
 
     Attributes:
         results: the aval of the result, or a tuple of those of several results.
@@ -43,7 +43,7 @@ class Whole(NamedTuple):
 
 
 Messages: TypeAlias = Literal["combine", "move", "by elements"]
-"""What the messages of an algorithm do: they combine partial results, as the call asks for; they move elements, so that
+"""The purpose of the messages of an algorithm: they combine partial results, as the call requests; they move elements, so that
 the transfer guard applies to them; or they move elements, and follow from them.
 """
 

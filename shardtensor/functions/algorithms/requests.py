@@ -60,12 +60,12 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
 
 
 def in_rounds(x: Shards, size: int, found_of: Callable[[slice], Shards], dtype: Any) -> Shards:
-    """Returns for each element of flattened arrays what is found of it, some of them at a time.
+    """Returns for each element of flattened arrays the result of its request, for some of them at a time.
 
     Args:
         x: the arrays, one for each device.
         size: the number of devices that exchange requests.
-        found_of: returns what is found of the elements in a slice of the flattened arrays.
+        found_of: returns the results of the elements in a slice of the flattened arrays.
         dtype: its dtype.
     """
 

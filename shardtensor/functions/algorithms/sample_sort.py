@@ -35,12 +35,12 @@ _INT = np.dtype("int64")
 
 
 class Order(NamedTuple):
-    """An order, and what is wanted of the elements in that order.
+    """An order, and whether the elements in that order are returned, or their indices.
 
     Attributes:
         descending: whether the order is descending, so that NaN comes first.
         stable: whether elements that are equal keep their order.
-        indices: whether the indices of the elements are wanted, and not the elements.
+        indices: whether the indices of the elements are returned, and not the elements.
     """
 
     descending: bool = False

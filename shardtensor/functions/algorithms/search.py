@@ -23,7 +23,7 @@ from shardtensor.tensor.value import Aval, aval
 _INT = np.dtype("int64")
 
 Reply = Callable[[Any, Any, Any, int], Any]
-"""``reply(xp, part, elements, begin)`` returns what is wanted of elements, given the part of the ordered elements in
+"""``reply(xp, part, elements, begin)`` returns the results for elements, given the part of the ordered elements in
 which they are found and where it begins.
 """
 

@@ -21,7 +21,7 @@ from shardtensor.tensor.tensor import ShardedTensor
 
 
 class Call:
-    """One call of an operator on values of a batch, as its rule sees it.
+    """One call of an operator on values of a batch, in the form that its rule receives.
 
     Attributes:
         op: the operator.
@@ -93,11 +93,9 @@ class Call:
         here, chains = self.beside(), result.sharding.spec.chains_of(result.ndim)
         used = {a for chain in chains[1:] for a in chain}
         first = tuple([a for a in here.spec.chains_of(1)[0] if a not in used])
-        return (
-            call("reshard", result, here.with_spec(P(first, *chains[1:])))
-            if here.mesh == result.sharding.mesh
-            else result
-        )
+        if here.mesh != result.sharding.mesh:
+            return result
+        return call("reshard", result, here.with_spec(P(first, *chains[1:])))
 
     def numbers(self) -> Any:
         """Returns the number of each example."""

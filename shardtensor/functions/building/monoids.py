@@ -372,7 +372,7 @@ def norm_finish(xp: Any, context: ShardContext, state: Any, *, ord: Any, **param
 # -- reductions by ufuncs: the state is (position of the name in `FOLDS`, array)
 
 FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logaddexp2", "logical_xor")
-"""The associative ufuncs that have a neutral element, and whose reductions are no operators of their own."""
+"""The associative ufuncs that have a neutral element, and whose reductions are not operators."""
 
 
 def _fold_partial(xp: Any, context: ShardContext, x: Any, *, ufunc: str, **params: Any) -> Any:

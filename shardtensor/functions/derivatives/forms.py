@@ -202,7 +202,7 @@ class Recording(Derivative):
 
 
 class Zero(Derivative):
-    """The derivative of an operator that is constant almost everywhere, or whose results are no real numbers."""
+    """The derivative of an operator that is constant almost everywhere, or whose results are not real numbers."""
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Returns no cotangents."""

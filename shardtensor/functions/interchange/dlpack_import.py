@@ -101,7 +101,7 @@ def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTens
 
 @implements(from_dlpack, "infer")
 def _infer_from_dlpack(x: Any, device: Where | None, copy: bool | None) -> Aval:
-    # Only the other library knows the shape and dtype, and tells them with the memory.
+    # The shape and dtype are known only to the other library, which passes them with the memory.
     return _from_dlpack(x, device, copy)._aval
 
 

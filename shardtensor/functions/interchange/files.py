@@ -278,7 +278,7 @@ class NpzFile(Mapping[str, ShardedTensor]):
 
 
 def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
-    """Checks that a member of an archive can have the size that the archive says, for which memory is allocated.
+    """Checks that a member of an archive can have the size that the archive states, for which memory is allocated.
 
     Raises:
         ArgumentError: it cannot.

@@ -214,9 +214,8 @@ def _slogdet(x: Shards, along: Along) -> tuple[Shards, Shards]:
             product, _on_each(factors.diagonals), _on_each(factors.exchanges), shape=_without_last, dtype=dtype
         )
         sign, logarithm = _determinants(x.value)
-        return determinants.make(sign, _set_item(0), determinants.arrays), determinants.make(
-            logarithm, _set_item(1), determinants.arrays
-        )
+        signs = determinants.make(sign, _set_item(0), determinants.arrays)
+        return signs, determinants.make(logarithm, _set_item(1), determinants.arrays)
 
 
 @with_host_function(blocked_solve, np.linalg.solve, _solutions, _with_right_sides)
@@ -330,7 +329,7 @@ def _diagonal_of(panel: Panel, xp: Any, x: Any, lu: Any) -> Any:
 
 
 def _exchanges(panel: Panel, xp: Any, x: Any, order: Any) -> Any:
-    """Returns the number of exchanges of neighbours that give an order of rows, in which those that are no pivots of
+    """Returns the number of exchanges of neighbours that give an order of rows, in which those that are not pivots of
     the panel ascend: for each pivot, the rows before it that were not chosen earlier.
     """
     pivots = order[..., : panel.width]

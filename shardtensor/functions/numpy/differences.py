@@ -131,7 +131,7 @@ def _convolve_ends(a: Any, v: Any, before: int, count: int) -> Any:
         first, last = max(begin, 0), min(begin + reverse.shape[0], a.shape[0])
         out[k] = np.dot(a[first:last], reverse[first - begin : last - begin])
     if out.dtype.kind in "fc":
-        out += 0  # Sums of NumPy's function begin with 0, of which -0.0 is no result.
+        out += 0  # Sums of NumPy's function begin with 0, so that none is -0.0.
     return out
 
 

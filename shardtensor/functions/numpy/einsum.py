@@ -297,7 +297,7 @@ def _product(program: _Program, left: Labelled, right: Labelled, needed: set[str
 def _order(
     terms: tuple[Term, ...], result: Term, known: dict[str, int], optimize: bool | str | tuple[str, ...]
 ) -> list[tuple[int, ...]]:
-    """Returns for each contraction the positions of its operands in the list of those that are left; what it makes is
+    """Returns for each contraction the positions of its operands in the list of those that are left; its result is
     appended to the list.
     """
     if len(terms) == 1:

@@ -1,4 +1,4 @@
-"""NumPy's mathematical functions that are no ufuncs: interpolation, integrals, angles, NaN in place of numbers.
+"""NumPy's mathematical functions that are not ufuncs: interpolation, integrals, angles, NaN in place of numbers.
 
 Elementwise ones have the shape and the sharding of their operand, and no data moves. The others say how they are
 sharded.

@@ -130,7 +130,7 @@ def atleast_3d(*arrays: ArrayLike) -> Any:
 def _at_least(ndim: int) -> Callable[[Sequence[Any]], Any]:
     def composed(arrays: Sequence[Any]) -> Any:
         items = [_with_dimensions(x, ndim) for x in arrays]
-        # `reshape` converts host arrays, and raises an error for what is no array.
+        # `reshape` converts host arrays, and raises an error for an object that is not an array.
         results = tuple([x if hasattr(x, "ndim") and not is_on_host(x) else reshape(x, shape_of(x)) for x in items])
         return results[0] if len(results) == 1 else results
 
@@ -451,7 +451,7 @@ def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None)
         arr: a tensor or a host array.
         obj: the positions: an integer, a slice, or a list or an array of integers or a mask; read on the host.
         values: the elements, also in lists, which are cast to ``arr``'s dtype and broadcast to the shape that NumPy
-            wants.
+            expects.
         axis: the dimension; None flattens ``arr`` first.
 
     Raises:

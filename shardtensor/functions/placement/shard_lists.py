@@ -133,7 +133,7 @@ def _parts_over(x: Aval, axes: Chain, drop: int | None) -> list[tuple[Sequence[i
 
 @operator(error_name="expand_dims", tags=("any dtype", "internal"))
 def unsqueeze(x: ArrayLike, /, axis: int) -> ShardedTensor:
-    """Returns a tensor with a new dimension of size 1, as `expand_dims` does, that is no view.
+    """Returns a tensor with a new dimension of size 1, as `expand_dims` does, but not a view.
 
     >>> from shardtensor.functions.placement.shard_lists import unsqueeze
     >>> unsqueeze(st.arange(3), 0).shape

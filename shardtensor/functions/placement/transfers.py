@@ -85,10 +85,8 @@ def _put_leaves(
             return lambda: leaf
         array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, caller)
         check_not_donated(array)
-        target, committed = (
-            as_sharding(default_mesh() if where is None else where, array.ndim, caller),
-            where is not None,
-        )
+        target = as_sharding(default_mesh() if where is None else where, array.ndim, caller)
+        committed = where is not None
         return functools.partial(
             transfer_to, array, target, caller, committed=committed, donate=donate, may_alias=may_alias
         )

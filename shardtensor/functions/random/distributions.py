@@ -402,7 +402,7 @@ def _stirling(xp: Any, k: Any) -> Any:
 _STIRLING = [
     math.lgamma(k + 1) - (k + 0.5) * math.log(k + 1) + (k + 1) - math.log(_TURN) / 2 for k in range(16)
 ]  # fmt: skip
-"""What `_stirling` returns for small integers, where its series is not accurate."""
+"""The results of `_stirling` for small integers, where its series is not accurate."""
 
 
 @operator("..., ..., ->...")

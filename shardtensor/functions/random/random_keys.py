@@ -138,7 +138,7 @@ def _word(value: Any, caller: str, name: str) -> int:
     """Returns an integer from 0 to 2**64 - 1, given it or an object with ``__index__``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: the value is no such integer.
+        ArgumentTypeError, ArgumentError: the value is not such an integer.
     """
     word = integer(value, caller, name)
     if not 0 <= word < _WORD:
@@ -155,7 +155,7 @@ def integer(value: Any, caller: str, name: str) -> int:
     try:
         return operator.index(value)
     except ConcretizationError:
-        raise  # It is a TypeError, too, and says what to do.
+        raise  # It is a TypeError, too, and states what to do.
     except TypeError:
         raise ArgumentTypeError(f"{caller}: {name} is {type_text(value)}; wanted an integer") from None
 

@@ -137,7 +137,7 @@ def _rows_in(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
     """
     axis, indices = 0, index
     if type(index) is tuple:
-        for axis, indices in enumerate(index):  # noqa: B007 - up to the first entry that is no whole dimension
+        for axis, indices in enumerate(index):  # noqa: B007 - up to the first entry that is not a whole dimension
             if type(indices) is not slice or indices != _WHOLE:
                 break
         if any(type(entry) is not slice or entry != _WHOLE for entry in index[axis + 1 :]):

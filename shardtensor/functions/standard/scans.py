@@ -47,7 +47,7 @@ def cumulative_sum(
     sharded, the totals of the shards are gathered along it, and each device adds the total of the shards before its
     own: P devices send P (P - 1) sums of each line. For x of up to 64 KiB, the first device of a process receives all
     elements, computes the same bits, and sends the other devices their parts (but not if another dimension is split,
-    too, and the elements are no integers). The rounding of floating-point sums depends only on the mesh.
+    too, and the elements are not integers). The rounding of floating-point sums depends only on the mesh.
 
     Args:
         x: a tensor or an array.

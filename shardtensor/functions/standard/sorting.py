@@ -143,7 +143,7 @@ def _declare_partition(function: Callable[..., Any], indices: bool) -> None:
             return function(reshape(x, (-1,)), kth, axis=0)
         if isinstance(kth, np.ndarray) and kth.ndim:
             ranks = _check_kth(kth, shape_of(x), normalize_axis(axis, len(shape_of(x)))).ravel().tolist()
-            return function(x, tuple(ranks or [0]), axis=axis)  # Without indices, any order will do.
+            return function(x, tuple(ranks or [0]), axis=axis)  # Without indices, any order is correct.
         return NotImplemented
 
     @implements(function, "kernel")

@@ -23,7 +23,7 @@ def mask_of(where: Any, shape: tuple[int, ...]) -> Any:
     """Returns the argument ``where`` of a function as an array of bools.
 
     Raises:
-        ArgumentTypeError: it is no array of bools.
+        ArgumentTypeError: it is not an array of bools.
         ShapeError: it does not broadcast to ``shape``.
     """
     mask = np.asarray(where, bool) if isinstance(where, (list, tuple, bool)) else where
@@ -152,7 +152,7 @@ def masked_var(x: Any, axis: Any, correction: float, keepdims: bool, *, where: A
 
 
 def computed_in(x: Any, dtype: Any) -> Any:
-    """Returns x in the dtype that a call asks for.
+    """Returns x in the dtype that a call requests.
 
     Raises:
         ArgumentTypeError: the dtype is neither real nor complex floating-point, or real for complex x.

@@ -174,10 +174,10 @@ def _harmless(ufunc: np.ufunc, x: Any, mask: Any) -> Any:
 
 
 def _check_out(name: str, result: Any, out: Any, casting: Any) -> None:
-    """Raises an error if a result cannot be written into ``out``, a tensor or a host array; None is no output.
+    """Raises an error if a result cannot be written into ``out``, a tensor or a host array; None means no output.
 
     Raises:
-        ArgumentTypeError: ``casting`` does not allow the dtypes, or ``out`` is no array.
+        ArgumentTypeError: ``casting`` does not allow the dtypes, or ``out`` is not an array.
         ShapeError: the shapes do not fit.
     """
     if out is None:

@@ -1,4 +1,4 @@
-"""What the methods of NumPy's ufuncs compute, for ufuncs whose reductions and cumulative functions are no operators.
+"""The methods of NumPy's ufuncs, for ufuncs whose reductions and cumulative functions are not operators.
 
 `fold` reduces by an associative ufunc and `running` is its scan. `accumulated` and `segments` combine elements along a
 dimension that is whole on each device, and `updated` writes to elements that may occur several times. Public functions
@@ -200,7 +200,7 @@ def positions_of(indices: Any, what: str, size: int) -> tuple[int, ...]:
     """Returns the argument ``indices`` of `numpy.ufunc.reduceat`, which is read on the host.
 
     Raises:
-        ArgumentTypeError: they are no integers.
+        ArgumentTypeError: they are not integers.
         ShapeError: they do not have one dimension.
         IndexingError: an index is out of bounds.
     """
