@@ -43,8 +43,8 @@ class Whole(NamedTuple):
 
 
 Messages: TypeAlias = Literal["combine", "move", "by elements"]
-"""The purpose of the messages of an algorithm: they combine partial results, as the call requests; they move elements, so
-that the transfer guard applies to them; or they move elements, and follow from them.
+"""The purpose of the messages of an algorithm: they combine partial results, as the call requests; they move elements,
+so that the transfer guard applies to them; or they move elements, and follow from them.
 """
 
 
