@@ -1,4 +1,4 @@
 """The chapters of the array API standard: declarations of its functions.
 
-What NumPy has beyond the standard is in `functions.numpy` and `functions.statistics`.
+NumPy's functions beyond the standard are in `functions.numpy` and `functions.statistics`.
 """
