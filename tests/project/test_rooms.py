@@ -186,8 +186,8 @@ def test_the_files_that_pages_name_exist() -> None:
     for page in PAGES:
         developers = page.stem in ("architecture", "contributing") or page.stem.startswith("adding_")
         for name in re.findall(r"`([\w/.]*\w(?:\.py|/))`", page.read_text()):
-            exists = any((folder / name).exists() for folder in FOLDERS) if "/" in name else not developers
-            if not exists and not any(path.endswith(f"/{name}") for path in modules):
+            is_there = any((folder / name).exists() for folder in FOLDERS) if "/" in name else not developers
+            if not is_there and not any(path.endswith(f"/{name}") for path in modules):
                 missing.add((page.name, name))
     for path, text in texts().items():
         for name in re.findall(r"(?<![\w./:])(?:shardtensor|tests|benchmarks|docs|backends)/[\w./]*\w", text):
