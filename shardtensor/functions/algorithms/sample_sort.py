@@ -12,8 +12,8 @@ The bytes that the P devices along the dimension send, for n elements of ``items
   one exchange is less than two, every device gathers the lines and keeps its part, ``(P - 1) * L * n * itemsize``;
 - from P lines on: each device receives its share of the whole lines, sorts them, and returns the parts (two
   all-to-alls): ``(n - n / P) * L * itemsize`` and then as many items of the result, if P divides n and L;
-- otherwise, for each line: P ranks are selected (see `selection.cuts`), and each element is sent at most once, with its
-  index if indices are wanted. Of elements in random order, one of P stays on its device.
+- otherwise, for each line: P ranks are selected (see `run_selection.cuts`), and each element is sent at most once, with
+  its index if indices are wanted. Of elements in random order, one of P stays on its device.
 """
 
 from __future__ import annotations

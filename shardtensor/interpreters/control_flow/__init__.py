@@ -3,6 +3,10 @@
 In eager mode they are Python's loops and branches. In a program of `st.jit` each of them is one equation, which holds
 the program of each of its functions: neither the text of the program nor the time to trace it grows with the number of
 trips.
+
+The main nouns are the carry, which a loop passes from trip to trip, and the trip. This module has the public functions,
+`operators` the operators that they call, `execution` and `inference` what these do. The derivatives and the batching
+rules of loops are beside the tape and the batcher, which must not be imported here.
 """
 
 from __future__ import annotations

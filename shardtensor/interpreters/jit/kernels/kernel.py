@@ -30,7 +30,8 @@ kernel over 2 dimensions, rows of 1:
   v5: f4 = divide v3 v4
   out v5
 
-An executor (`blocked`, `c_executor`) is called with the shape of the loop, the inputs and the arrays for the outputs:
+An executor (`numpy_executor`, `c_executor`) is called with the shape of the loop, the inputs and the arrays for the
+outputs:
 
 - inputs: arrays with ``ndim`` dimensions that broadcast to the shape, with any strides; for an input that varies along
   no dimension also a scalar or a 0-d array.
