@@ -95,11 +95,11 @@ class Interpreter(abc.ABC):
         """Calls a function that is composed of operators (see `composition`). By default it calls each of them."""
         return function(*args, **kwargs)
 
-    def run(self, program: Any, given: Any, /) -> Any:
+    def run(self, program: Any, inputs: Any, /) -> Any:
         """Runs a program of many operators on its inputs as one call, by its method ``execute``. Its method ``infer``
         infers it.
         """
-        return program.execute(given)
+        return program.execute(inputs)
 
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
@@ -159,8 +159,8 @@ def innermost() -> Interpreter | None:
     that.
     """
     apply = _innermost.get()
-    found: Interpreter | None = apply and apply.__self__  # type: ignore[attr-defined]
-    return None if found is _default else found
+    interpreter: Interpreter | None = apply and apply.__self__  # type: ignore[attr-defined]
+    return None if interpreter is _default else interpreter
 
 
 def is_executing() -> bool:

@@ -155,11 +155,11 @@ class _Finder:
 
 def _steps_of_import() -> set[str]:
     """Returns the names of the functions of Python's importlib that call the finder."""
-    found, frame = set(), sys._getframe(2)
+    names, frame = set(), sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        found.add(frame.f_code.co_name)
+        names.add(frame.f_code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return names
 
 
 def explain_imports() -> None:
@@ -193,9 +193,9 @@ def wrong_arguments(
         return _too_many(name, parameters, by_position, len(args))
     if twice := [n for n in by_position[: len(args)] if n in kwargs]:
         return f"{name}: {twice[0]} is given twice, by position and by name"
-    given = {*by_position[: len(args)], *kwargs}
+    names = {*by_position[: len(args)], *kwargs}
     required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in _VARIADIC]
-    lacking = [n for n in required if n not in given]
+    lacking = [n for n in required if n not in names]
     several = "s" if len(lacking) > 1 else ""
     return (
         f"{name}: missing the argument{several} {' and '.join(lacking)}; it takes {', '.join(parameters)}"

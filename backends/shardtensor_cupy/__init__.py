@@ -91,11 +91,11 @@ class CuPyBackend(Backend):
     def hardware(cls) -> Sequence[str]:
         """Returns the host and the bus of each visible GPU, and its UUID, which differs for the parts of one GPU."""
         cupy, visible = usable_cupy()
-        runtime, found = cupy.cuda.runtime, []
+        runtime, names = cupy.cuda.runtime, []
         for gpu in range(visible):
             uuid = bytes(runtime.getDeviceProperties(gpu).get("uuid", b"")).hex()
-            found.append(f"{socket.gethostname()}/{runtime.deviceGetPCIBusId(gpu)}/{uuid}")
-        return found
+            names.append(f"{socket.gethostname()}/{runtime.deviceGetPCIBusId(gpu)}/{uuid}")
+        return names
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]

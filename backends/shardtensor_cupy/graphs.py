@@ -106,12 +106,12 @@ class Graphs:
         cupy.cuda.get_current_stream().synchronize()  # What a capture runs at once would be seen in z.
         stream = cupy.cuda.Stream(non_blocking=True)
         run = self._captured(stream, launch)
-        found = [int(cupy.asnumpy(z).max())]
+        maxima = [int(cupy.asnumpy(z).max())]
         if run is not None:
             numbers = np.arange(1024, dtype=np.int32)
             x += cupy.asarray(numbers)
             run()
-            if found == [0] and np.array_equal(cupy.asnumpy(z), 9 * numbers + 22):
+            if maxima == [0] and np.array_equal(cupy.asnumpy(z), 9 * numbers + 22):
                 return stream
         _log.warning("GPU %d: a test of CUDA graphs has failed; kernels are launched one by one", gpu)
         return None

@@ -47,7 +47,7 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
             copies.append(None)
             continue
         with backend.on(device):
-            made = copy.deepcopy(module)
-            copies.append(made.to("cuda") if backend.dlpack_device(device)[0] == _CUDA else made)
+            replica = copy.deepcopy(module)
+            copies.append(replica.to("cuda") if backend.dlpack_device(device)[0] == _CUDA else replica)
         backend.make_caller_wait(device)
     return copies

@@ -55,19 +55,19 @@ class LargeUfuncs:
         key = (ufunc.name, *kinds)
         if key not in self._kernels:
             self._kernels[key] = self._kernel(ufunc, kinds)
-        found = self._kernels[key]
-        if found is None:
+        kernel = self._kernels[key]
+        if kernel is None:
             return NotImplemented
         arrays = [x for x in args if isinstance(x, self._array)]
         if out is None and in_columns(arrays):
-            made = self(ufunc, [x.T if isinstance(x, self._array) else x for x in args], None)  # as CuPy
-            return made if made is NotImplemented else made.T
+            result = self(ufunc, [x.T if isinstance(x, self._array) else x for x in args], None)  # as CuPy
+            return result if result is NotImplemented else result.T
         shape = arrays[0].shape if len(arrays) == 1 else np.broadcast_shapes(*[x.shape for x in arrays])
         if out is None:
-            out = self._cupy.empty(shape, found.dtype)
-        elif out.shape != shape or out.dtype != found.dtype or not all(is_apart(x, out) for x in arrays):
+            out = self._cupy.empty(shape, kernel.dtype)
+        elif out.shape != shape or out.dtype != kernel.dtype or not all(is_apart(x, out) for x in arrays):
             return NotImplemented
-        found.kernel(*args, out)
+        kernel.kernel(*args, out)
         return out
 
     def _kernel(self, ufunc: Any, kinds: Sequence[Any]) -> _Found | None:
@@ -85,17 +85,17 @@ class LargeUfuncs:
         if loop is None or loop.error_func or loop._resolution_func or not isinstance(loop.routine, str):
             return None
         inputs, (output,) = list(map(np.dtype, loop.in_types)), map(np.dtype, loop.out_types)
-        given = [dtype if w else kind for kind, w, dtype in zip(kinds, weak, inputs, strict=True)]
-        if not {dtype.name for dtype in (*given, *inputs, output)} <= set(TYPES):
+        operands = [dtype if w else kind for kind, w, dtype in zip(kinds, weak, inputs, strict=True)]
+        if not {dtype.name for dtype in (*operands, *inputs, output)} <= set(TYPES):
             return None
-        return self._compiled(ufunc, loop.routine, given, inputs, output)
+        return self._compiled(ufunc, loop.routine, operands, inputs, output)
 
     def _compiled(
-        self, ufunc: Any, routine: str, given: Sequence[Any], inputs: Sequence[Any], output: Any
+        self, ufunc: Any, routine: str, operands: Sequence[Any], inputs: Sequence[Any], output: Any
     ) -> _Found | None:
         """Returns the kernel of a loop, whose code has variables ``in0``, ``out0`` and types ``in0_type``."""
         names, conversions = [], []
-        for k, (own, dtype) in enumerate(zip(given, inputs, strict=True)):
+        for k, (own, dtype) in enumerate(zip(operands, inputs, strict=True)):
             names.append(f"{own.name} in{k}")
             if own != dtype:
                 if own.kind not in _CONVERTED_FROM or dtype.kind not in _CONVERTED_FROM or "float16" in (own, dtype):

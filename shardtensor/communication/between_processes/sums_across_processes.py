@@ -64,10 +64,10 @@ class Subtrees:
         return Subtree(rank, count - 1), self.whole(self._tree[rank][count - 1])
 
     def _leaves(self, tree: Subtree) -> set[int]:
-        found = {self._processes[tree.rank]}
+        processes = {self._processes[tree.rank]}
         for other in self._tree[tree.rank][: tree.others]:
-            found |= self._leaves(self.whole(other))
-        return found
+            processes |= self._leaves(self.whole(other))
+        return processes
 
     def _largest(self, tree: Subtree) -> Iterator[tuple[Subtree, int]]:
         leaves = self._leaves(tree)
