@@ -266,7 +266,7 @@ def declared(
         function: the function without a body.
         rule: see `shardtensor.declarations.Op`.
         operands: the names of the operands; by default those of the first arguments, as many as the rule has operands
-            (one if the rule is no string).
+            (one if the rule is not a string).
         variadic: see `shardtensor.declarations.Signature`.
         options: see `shardtensor.declarations.Signature`.
         trees: see `shardtensor.declarations.Signature`.
@@ -289,7 +289,7 @@ def declared(
 
 
 def implements(function: Function, *kinds: str) -> Callable[[Part], Part]:
-    """Attaches a part to a declared operator: the decorated function, or another object for kinds that are no function.
+    """Attaches a part to a declared operator: the decorated function, or another object for the other kinds.
 
     Args:
         function: the function that declares the operator.
@@ -356,7 +356,7 @@ def composition(host: Function | None = None, error_name: str = "", *, fused: bo
 
 
 def hinted(function: Body, name: str = "") -> Body:
-    """Declares that the error of a call with arguments that the function does not take says which ones it takes, and
+    """Declares that the error of a call with arguments that the function does not take names those that it takes, and
     what to write in place of those of other libraries, as errors of operators do; see `named` for ``name``.
     """
 

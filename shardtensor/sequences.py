@@ -8,7 +8,7 @@ from shardtensor.errors import ArgumentTypeError, type_text
 
 
 def is_iterator(argument: Any) -> bool:
-    """Whether an argument can be read only once: ``isinstance(given, Iterator)`` takes ten times as long."""
+    """Whether an argument can be read only once: ``isinstance(argument, Iterator)`` takes ten times as long."""
     return hasattr(argument, "__next__")
 
 
@@ -24,7 +24,7 @@ def as_list(argument: Any, name: str) -> list[Any]:
     """Returns the items of a sequence of arrays or of other arguments.
 
     Raises:
-        ArgumentTypeError: ``given`` is not iterable, or an iterator; the message calls it ``name``.
+        ArgumentTypeError: ``argument`` is not iterable, or an iterator; the message calls it ``name``.
     """
     if is_iterator(argument) or not hasattr(argument, "__len__"):
         kind = type_text(argument)

@@ -308,7 +308,7 @@ class CuPyBackend(Backend):
         return self._array(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
 
     def owns(self, array: Any) -> bool:
-        """Whether the array is no view, and its memory is CuPy's and not lent."""
+        """Whether the array is not a view, and its memory is CuPy's and not lent."""
         return array.base is None and isinstance(array.data.mem, self._own)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:

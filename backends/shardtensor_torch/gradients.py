@@ -95,7 +95,7 @@ def is_recorded(leaves: Sequence[Any]) -> bool:
 
 
 def have_tangents(leaves: Sequence[Any]) -> bool:
-    """Whether forward-mode differentiation is active for one of the leaves, which may be no tensors."""
+    """Whether forward-mode differentiation is active for one of the leaves, which need not be tensors."""
     if _forward_mode._current_level < 0:  # The level is that of all threads.
         return False
     return any(isinstance(x, torch.Tensor) and _forward_mode.unpack_dual(x).tangent is not None for x in leaves)
@@ -324,7 +324,7 @@ def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Calla
     """See `shardtensor.backend.Backend.vjp`."""
     inputs = [x.detach().requires_grad_(x.dtype.is_floating_point or x.dtype.is_complex) for x in arrays]
     with torch.enable_grad():
-        # The function may write to its arguments, which must be no leaves then, nor views of them.
+        # The function may write to its arguments, which must not be leaves or views of leaves then.
         results = function(*[_Same.apply(x) if x.requires_grad else x for x in inputs])
     count = _recorded.get()
     taped = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]

@@ -30,7 +30,7 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
         The copies in order of the devices; None in place of those for devices of other processes.
 
     Raises:
-        ArgumentTypeError: ``module`` is no module, or ``devices`` has others than those of the backend ``torch``.
+        ArgumentTypeError: ``module`` is not a module, or ``devices`` has others than those of the backend ``torch``.
     """
     if not hasattr(module, "state_dict") or not hasattr(module, "to"):
         raise ArgumentTypeError(f"replicate: module is {type(module).__name__}; wanted a torch.nn.Module")

@@ -121,7 +121,7 @@ def load(name: str) -> Backend:
 
 def _check_devices(backend: Backend) -> None:
     """Raises BackendError if a backend has no devices, not as many as `set_num_devices` set for it, or one twice, or
-    an entry that is no device of this backend.
+    an entry that is not a device of this backend.
     """
     devices = _started(backend.name, backend.devices)
     if not isinstance(devices, Sequence):

@@ -40,7 +40,7 @@ class Exported(DeferredStorage):
         return Storage((array,))
 
     def shared(self) -> Storage:
-        """The same: a copy is no consumer's, and other handles may share it."""
+        """The same: a copy does not belong to a consumer, and other handles may share it."""
         return self.stored()
 
     def read(self, take: Callable[[Any], Any]) -> Any:

@@ -387,8 +387,8 @@ class TransferListener(Protocol):
     def record(self, records: Callable[[], Iterable[Transfer]], cached: Callable[[], Recorded]) -> None:
         """Receives one call of `record_transfer`.
 
-        ``made`` returns its records, which are created once for all listeners; ``records`` is the function that creates
-        them.
+        ``cached`` returns its records, which are created once for all listeners; ``records`` is the function that
+        creates them.
         """
 
 

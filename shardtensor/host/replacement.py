@@ -129,7 +129,7 @@ def _created(name: str, at: int, old: int | None) -> int | None:
         raise
     try:
         _copy_attributes(old, new)
-    except OSError:  # The old file is written, which raises again what is no matter of attributes.
+    except OSError:  # The old file is written, which raises the error again if it is not about attributes.
         os.close(new)
         os.unlink(name, dir_fd=at)
         return None

@@ -214,7 +214,7 @@ def _captions(parts: Sequence[Part], separator: str, widths: dict[Range, int]) -
 def _lengths(ranges: Sequence[Range], least: int, target: int, most: int) -> dict[Range, int]:
     """Returns lengths in proportion to the sizes of ranges.
 
-    Their sum is ``wanted``, or larger if the smallest range needs it for the length ``least``, but at most ``most``.
+    Their sum is ``target``, or larger if the smallest range needs it for the length ``least``, but at most ``most``.
     Ranges that would still be shorter than ``least`` get that length.
     """
     sizes = {r: r[1] - r[0] for r in ranges}

@@ -40,7 +40,7 @@ class Mesh:
         shape: a read-only mapping from the name of each axis to its size, in order.
 
     Raises:
-        ArgumentTypeError: an element of ``devices`` is not a `Device`, or ``axis_names`` is no name or sequence.
+        ArgumentTypeError: an element of ``devices`` is not a `Device`, or ``axis_names`` is not a name or a sequence.
         ShardingError: the number of names differs from the number of dimensions, a name or a device occurs twice, a
             name is not a non-empty string, or the grid is empty.
 
@@ -134,10 +134,10 @@ def integers(argument: Any, name: str) -> list[int]:
     """Converts an argument that is an integer or a sequence of integers to a list of Python integers.
 
     Raises:
-        ArgumentTypeError: ``given`` is something else; the message calls it ``name``.
+        ArgumentTypeError: ``argument`` is something else; the message calls it ``name``.
     """
     try:
-        # Bytes, sets and dictionaries may have integers for items, but are no sequences of sizes, as for NumPy.
+        # Bytes, sets and dictionaries may have integers for items, but are not sequences of sizes, as for NumPy.
         several = np.iterable(argument) and not isinstance(argument, (bytes, bytearray, Set, Mapping))
         return [operator.index(n) for n in (argument if several else (argument,))]
     except TypeError:

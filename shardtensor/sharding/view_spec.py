@@ -301,7 +301,8 @@ class ViewSpec:
     def real_or_imag(self, name: str) -> ViewSpec | None:
         """Returns the view spec of the part ``name`` of each element.
 
-        Of elements that are known to be real, ``real`` is the view spec itself, and ``imag``, which is 0, is no view.
+        Of elements that are known to be real, ``real`` is the view spec itself, and ``imag``, which is 0, is not a
+        view.
         """
         steps = part_steps(self.part)
         if steps and (isinstance(steps[-1], str) or steps[-1].kind != "c"):

@@ -16,7 +16,7 @@ class Flags:
 
     Attributes:
         c_contiguous, f_contiguous: whether the elements are contiguous in the base in row-major or column-major order.
-        owndata: whether the tensor is no view.
+        owndata: whether the tensor is not a view.
         writeable: whether it can be written; tensors that stand for scalars cannot.
         aligned, writebackifcopy: always true and false.
     """

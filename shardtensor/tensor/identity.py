@@ -55,7 +55,7 @@ _LONGEST = 60
 
 
 def with_identity(handle: Any, x: Any) -> Any:
-    """Returns ``made``, a handle on the value that the tensor ``x`` has now, with the identity of ``x``."""
+    """Returns ``handle``, a handle on the value that the tensor ``x`` has now, with the identity of ``x``."""
     if identity := identity_of(x):
         handle._identity = identity
     return handle

@@ -156,7 +156,7 @@ def _shares(value: Aval, count: int) -> list[Shares]:
     """
     if not count:
         return []
-    grid, cells, result = value.grid, value.cells, []
+    grid, cells, shares = value.grid, value.cells, []
     groups: Sequence[Sequence[int]]
     if count == len(grid.devices):
         groups, sizes = [[k] for k in range(count)], [math.prod(grid.shape(k)) for k in range(count)]
@@ -166,8 +166,8 @@ def _shares(value: Aval, count: int) -> list[Shares]:
         ends = [0, *itertools.accumulate([math.prod(grid.shape(k)) for k in positions])]
         bounds = [size * value.dtype.itemsize * end // max(ends[-1], 1) for end in ends]
         devices = [grid.devices[k] for k in positions]
-        result.append({d: b - a for d, a, b in zip(devices, bounds, bounds[1:], strict=False) if not is_remote(d)})
-    return result
+        shares.append({d: b - a for d, a, b in zip(devices, bounds, bounds[1:], strict=False) if not is_remote(d)})
+    return shares
 
 
 class _Noting:
@@ -202,7 +202,7 @@ def memory_info(device: Device | None = None) -> MemoryInfo | dict[Device, Memor
 
     A buffer that several devices share counts on each of them by the size of its shard: a replicated tensor in memory
     that eight devices share counts one eighth on each, and one in separate memories as a whole on each. Views and
-    copies that share memory with a tensor do not count again. What is offloaded to ``pinned_host`` memory counts for
+    copies that share memory with a tensor do not count again. Elements offloaded to ``pinned_host`` memory count for
     the host, where that is a separate memory. Neither the memory that is kept for reuse (`cache_info`) nor what an
     operator needs while it runs is counted. In a job of several processes, each one counts its own devices.
 

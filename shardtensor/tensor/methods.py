@@ -67,7 +67,7 @@ class Methods(Operators):
 
     @property
     def base(self) -> ShardedTensor | None:
-        """The tensor to which writes to this one go: None if it is no view."""
+        """The tensor to which writes to this one go: None if it is not a view."""
         return getattr(self._storage, "base", None)
 
     @property

@@ -5,7 +5,7 @@ it. Both are known from what the library itself hands out:
 
 * Each array has a list of *leases*, which storages that share its memory have in common: weak references to these
   storages, and the leases of views that were exported to users (`Backend.lend`). A lease ends with the object that it
-  refers to, in any thread, without a lock or a call. An array of which the library does not know who else holds the
+  refers to, in any thread, without a lock or a call. An array of which the library does not know what else holds the
   memory has no list, and is copied before it is written.
 * An operator publishes its operands in `READS` before it reads any of them. A writer takes the storage out of its
   handle before it looks there, so either the writer finds the operand, or the reader finds the new value.
@@ -36,7 +36,7 @@ of a storage that an operand had before it was replaced, which the operator may 
 
 Source = list[Any]
 """A storage that has an array in a memory, or None if there is none or it is among the leases; and the leases of the
-array, or None if it is unknown who holds the memory.
+array, or None if it is unknown what holds the memory.
 """
 
 Sources = dict[Hashable, Source]
@@ -135,7 +135,7 @@ def _base_of(x: Any) -> Any:
 
 
 def _cached(x: Any) -> Storage | None:
-    """Returns the arrays that a view has cached, of which it is unknown who else holds them."""
+    """Returns the arrays that a view has cached, of which it is unknown what else holds them."""
     arrays = (getattr(x._storage, "_cache", None) or (0, None))[1]
     return None if arrays is None else Storage(arrays)
 
@@ -219,7 +219,7 @@ class Lent(NamedTuple):
         exported: the view that the function received.
         array: the array of the storage of which it is a view; if it has no storage of its own, another such view. User
             code has no reference to it.
-        storage: the storage; None if it is unknown who holds the memory.
+        storage: the storage; None if it is unknown what holds the memory.
         leases: the leases of the array; None likewise.
     """
 
@@ -498,7 +498,7 @@ def _note(sources: Sources, storage: Storage | None, backend: Backend) -> None:
 
 
 def _source(sources: Sources, memory: Hashable, storage: Storage) -> Source:
-    """Returns the source of a memory; where no operand has it, ``made`` becomes the source of what follows."""
+    """Returns the source of a memory; where no operand has it, ``storage`` becomes the source of what follows."""
     return sources.setdefault(memory, [storage, [] if memory is not None else None])
 
 

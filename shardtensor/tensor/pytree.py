@@ -68,8 +68,8 @@ def register_pytree_node(
 
 
 def hint_to_register(x: object) -> str:
-    """Returns the end of an error message about a leaf that is no array: how to make the objects of its class pytrees.
-    It is empty unless the object is one of a dataclass or of an attrs class, whose fields may be arrays.
+    """Returns the end of an error message about a leaf that is not an array: how to make the objects of its class
+    pytrees. It is empty unless the object is one of a dataclass or of an attrs class, whose fields may be arrays.
     """
     kind = type(x)
     if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__"):
@@ -89,7 +89,7 @@ def flattened(tree: Any, is_leaf: Callable[[Any], bool] | None, *, none_is_leaf:
 
     Args:
         tree: the tree.
-        is_leaf: a function that says of a subtree whether it is a leaf.
+        is_leaf: a function that returns whether a subtree is a leaf.
         none_is_leaf: whether None is a leaf, or a tree without leaves.
     """
     import optree  # See above.

@@ -202,7 +202,9 @@ def _copied(args: Any) -> Any:
 
 
 def _random(tree: Any) -> Any:
-    """Returns random numbers in the shapes, dtypes and layouts of a tree; None for what is no floating-point number."""
+    """Returns random numbers in the shapes, dtypes and layouts of a tree; None for leaves of other
+    kinds than floating-point numbers.
+    """
     rng = np.random.RandomState(0)
     return map_leaves(lambda x: _random_like(rng, x), tree)
 
@@ -220,7 +222,7 @@ def _random_like(rng: np.random.RandomState, x: Any) -> Any:
 
 
 def _difference(f: Callable[..., Any], args: Any, direction: Any, eps: float) -> Any:
-    """Returns a central difference of the results; None for those that are no floating-point numbers."""
+    """Returns a central difference of the results; None for those that are not floating-point numbers."""
 
     def moved(step: float) -> Any:
         pairs = zip(leaves(_copied(args)), leaves(direction), strict=True)

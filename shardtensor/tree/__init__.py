@@ -29,7 +29,7 @@ def flatten(tree: Any, is_leaf: _IsLeaf = None) -> tuple[list[Any], PyTreeSpec]:
 
     Args:
         tree: the tree.
-        is_leaf: a function that says of a subtree whether it is a leaf.
+        is_leaf: a function that returns whether a subtree is a leaf.
 
     >>> leaves, structure = st.tree.flatten({"b": 1, "a": (2, None)})
     >>> leaves, st.tree.unflatten(structure, [3, 4])

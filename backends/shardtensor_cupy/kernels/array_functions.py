@@ -49,7 +49,7 @@ class ArrayFunctions:
         return fused
 
     def _ufunc(self, name: str, *args: Any, out: Any = None) -> Any:
-        """Calls a ufunc of CuPy that is no comparison."""
+        """Calls a ufunc of CuPy that is not a comparison."""
         return call_ufunc(getattr(self._cupy, name), False, self._large, *args, out=out)
 
     # -- copies ------------------------------------------------------------------------------------

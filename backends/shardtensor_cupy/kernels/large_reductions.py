@@ -351,8 +351,8 @@ def _group(
 
 
 def _lanes(count: int, packs: int) -> int:
-    """Returns the number of threads of a block along columns, a power of two: about as many as wanted, or as many more
-    as would have no pack beside the others.
+    """Returns the number of threads of a block along columns, a power of two: about ``count``, or as many more as
+    would have no pack beside the others.
     """
     lanes = 1 << (min(max(count, 1), _LANES).bit_length() - 1)
     beside = 1 << (packs - 1).bit_length()

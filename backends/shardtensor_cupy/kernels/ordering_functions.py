@@ -94,7 +94,7 @@ class OrderingFunctions(ArrayFunctions):
 
         They have NumPy's common dtype. CuPy's kernel compares operands of two dtypes as C does, which takes -1 for a
         large unsigned integer and rounds integers to float32, and is not compiled for complex operands of two dtypes.
-        Complex numbers with a part that is NaN are NaN in both: by their real parts alone, CuPy's kernel would search
+        Complex numbers with a part that is NaN are NaN in both: by their real parts only, CuPy's kernel would search
         in the wrong half.
         """
         dtype = np.result_type(*[getattr(a, "dtype", a) for a in (ordered, x)])

@@ -369,8 +369,8 @@ class Agreement:
         packed = _HEADER.pack(*own)
         sent = packed + record.ljust(SHORT, b"\0")
         rows = self._engine_call(lambda deadline: self.engine.agree(sent, deadline))
-        headers = [row[: len(packed)] for row in rows]
-        if all(header == packed for header in headers) and state is not State.FAILED:
+        packed_headers = [row[: len(packed)] for row in rows]
+        if all(header == packed for header in packed_headers) and state is not State.FAILED:
             return [row[len(packed) :] for row in rows]
         place, function = (place_of(failure), "") if failure else user_call()
         calls = {n: (digest.hex(), text) for n, digest, text in self._last_calls()}
@@ -378,9 +378,9 @@ class Agreement:
             _one_line(failure) if failure else "", _shown(place), function or self._function(), calls
         ).packed()
         reports = self._engine_call(lambda deadline: self.engine.agree(report, deadline))
-        unpacked = [Header(*_HEADER.unpack(header)) for header in headers]
-        self._are_others_running = any(header.state != State.FAILED for header in unpacked)
-        self.broken, details = difference(unpacked, list(map(Report.unpacked, reports)))
+        headers = [Header(*_HEADER.unpack(header)) for header in packed_headers]
+        self._are_others_running = any(header.state != State.FAILED for header in headers)
+        self.broken, details = difference(headers, list(map(Report.unpacked, reports)))
         raise DistributedError(self.broken, self._detailed(details))
 
     def _engine_call(self, function: Callable[[float], T]) -> T:

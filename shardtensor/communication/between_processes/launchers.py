@@ -36,7 +36,7 @@ _SLURM_PORTS = range(20_000, 60_000)
 
 
 def found_launches(environ: Mapping[str, str]) -> dict[str, Launch]:
-    """Returns what each kind of launcher (``address``, ``mpi``, ``torchrun``, ``slurm``) says of this process."""
+    """Returns the launch of this process by each kind of launcher: ``address``, ``mpi``, ``torchrun``, ``slurm``."""
     launches: dict[str, Launch] = {}
     for kind, name, index, count in _LAUNCHERS:
         if kind not in launches and index in environ and count in environ:
@@ -86,7 +86,7 @@ def load_engine(name: str) -> type[Engine]:
 
     Raises:
         ArgumentError: none of that name is installed.
-        BackendError: its library is missing, or it is no engine.
+        BackendError: its library is missing, or it is not an engine.
     """
     from importlib.metadata import entry_points  # Programs of one process do not need it.
 

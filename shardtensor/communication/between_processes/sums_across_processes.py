@@ -238,7 +238,7 @@ def reduce_scatter_across(
     for share, state in zip(shares, arrived, strict=True):
         k = share.receiver
         if is_here(k):
-            moves = is_here(share.holder) and share.holder != k  # What comes from another process is on its device.
+            moves = is_here(share.holder) and share.holder != k  # An array from another process is on its device.
             held = received.setdefault(k, (share.trees, {}))[1]
             held[share.tree] = ops.send(state, share.holder, k) if moves else state
     return {
