@@ -289,7 +289,8 @@ def declared(
 
 
 def implements(function: Function, *kinds: str) -> Callable[[Part], Part]:
-    """Attaches a part to a declared operator: the decorated function, or another object for the other kinds.
+    """Attaches a part to a declared operator: the decorated function, or another object for kinds that are not
+    functions.
 
     Args:
         function: the function that declares the operator.
