@@ -143,5 +143,5 @@ def zero_of(x: Any, symbolic_zeros: bool = False) -> Any:
 
 
 def is_zero(t: Any) -> bool:
-    """Whether a tangent is known to be zero: a `SymbolicZero`, that of an integer, or that of a leaf without numbers."""
+    """Whether a tangent is known to be zero: a `SymbolicZero`, that of an integer, or that of a non-number."""
     return t is None or type(t) is SymbolicZero or getattr(t, "dtype", None) == FLOAT0
