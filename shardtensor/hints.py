@@ -241,16 +241,16 @@ def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
     here = next((n for n in tables.KEYWORDS.get(keyword, "").split() if n in parameters and n != keyword), None)
     close = importlib.import_module("difflib").get_close_matches(keyword, parameters, 1, 0.7)
     if keyword in parameters:
-        said = f"{keyword} is given by position only"
+        advice = f"{keyword} is given by position only"
     elif here:
-        said = f"it is called {here} here"
+        advice = f"it is called {here} here"
     elif keyword in tables.ARGUMENTS:
-        said = shown(tables.ARGUMENTS[keyword])
+        advice = shown(tables.ARGUMENTS[keyword])
     elif close:
-        said = f"did you mean {close[0]}?"
+        advice = f"did you mean {close[0]}?"
     else:
-        said = f"it takes {', '.join(parameters) or 'none'}"
-    return f"{name}: got an unexpected keyword argument {keyword!r}; {said}"
+        advice = f"it takes {', '.join(parameters) or 'none'}"
+    return f"{name}: got an unexpected keyword argument {keyword!r}; {advice}"
 
 
 # -- values ----------------------------------------------------------------------------------------
