@@ -69,7 +69,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     Args:
         frame: the innermost frame of a stack.
     """
-    return next((found for found, _ in _of_user(_stack(frame))), None)
+    return next((candidate for candidate, _ in _of_user(_stack(frame))), None)
 
 
 def user_place(frame: FrameType | None = None) -> Place | None:
