@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition
+from shardtensor.core import call, composition, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.numpy.comparisons import array_like
 from shardtensor.functions.placement.conversion import asarray
@@ -49,13 +49,15 @@ def _placed(indices: Sequence[Any], device: Where | None) -> Indices:
 def diag_indices(n: int, ndim: int = 2, *, device: Where | None = None) -> Indices:
     """Returns the indices of the main diagonal of an array of ``ndim`` dimensions of size n.
 
+    They are one tensor, ``ndim`` times, as in NumPy, so that a write to one of them is a write to all.
+
     >>> [i.tolist() for i in st.diag_indices(3)]
     [[0, 1, 2], [0, 1, 2]]
     """
-    return _placed(np.diag_indices(n, ndim), device)
+    return _placed(np.diag_indices(n, 1), device) * ndim
 
 
-@composition()
+@named
 def diag_indices_from(arr: ArrayLike) -> Indices:
     """Returns the indices of the main diagonal of an array, on its devices: see `diag_indices`.
 
