@@ -42,9 +42,9 @@ class _Trip:
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[[], Any], Sequence[Any]]] = []
 
-    def record(self, records: Callable[[], Any], made: Callable[[], Any]) -> None:
+    def record(self, records: Callable[[], Any], cached: Callable[[], Any]) -> None:
         """See `TransferListener`."""
-        self._calls.append((records, list(made())))
+        self._calls.append((records, list(cached())))
 
     def inferred(self) -> contextlib.AbstractContextManager[None]:
         """Records the transfers of the ``with`` block here, if they are recorded. Operators whose transfers follow from

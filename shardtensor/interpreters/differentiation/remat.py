@@ -122,10 +122,10 @@ class _Calls(Nested):
         with self.outside():
             bind_into(out, op, operands, params)
 
-    def run(self, program: Any, values: Any, /) -> Any:
+    def run(self, program: Any, inputs: Any, /) -> Any:
         """Runs a program as one call, which has no number."""
         with self.outside():
-            return innermost_of(self.outer).run(program, values)
+            return innermost_of(self.outer).run(program, inputs)
 
 
 class _Saving(_Calls):

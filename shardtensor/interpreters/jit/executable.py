@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import shardtensor.interpreters.jit.rewrites.layout_choice  # noqa: F401 - its passes are added to the list
+import shardtensor.interpreters.jit.rewrites  # noqa: F401 - its passes are added to the list
 from shardtensor.backend.registry import in_job, processes_of
 from shardtensor.communication.between_processes.processes import JOB, connected, identify, note, note_error
 from shardtensor.communication.transfer_log import logger

@@ -255,7 +255,7 @@ class Scheduler:
                     return worker(thread.main, thread.idle, functools.partial(self.start, thread))
             self._busy -= 1
             try:
-                if not self._busy and not self._ready:
+                if not self._busy and not self._ready:  # All programs wait: a deadlock, unless other processes answer.
                     if not self._meet_processes():
                         self._release_all()
                 elif self._changed:
