@@ -8,6 +8,7 @@ the block that contains its elements of all slices; it receives the part of the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ from shardtensor.core import Interpreter, declared
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.grouping.window_writes import function_operands, has_function
+from shardtensor.interpreters.programs.passes import Setting
 from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
-from shardtensor.interpreters.programs.replay import OWN_STEPS, Step, Values, plan_of, step_of
+from shardtensor.interpreters.programs.replay import OWN_STEPS, Step, Values, bytes_of, plan_of, step_of
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.sharding.view_spec import ViewSpec
@@ -86,6 +88,42 @@ def _step(equation: Equation, program: Program, interpreter: Interpreter, dead: 
 OWN_STEPS[STENCIL] = _step
 
 # -- finding them ----------------------------------------------------------------------------------
+
+
+def with_stencils(program: Program, _: Setting) -> Program:
+    """Returns a program in which the writes that move fewer bytes as stencils are stencils."""
+    equations: dict[int, Equation] = dict(enumerate(program.equations))
+    changes = 0
+    known: dict[Any, bool] = {}
+    views = {e.results: e for e in program.equations if e.op.name == "view" and type(e.results) is Var}
+    for k, inside, stencil in stencils_in(program):
+        eager = [program.equations[i] for i in (*inside, k)]
+        read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
+        key = _form_of([*read, *eager])
+        if key not in known:
+            known[key] = StencilPlan(stencil, program).size < bytes_of([*read, *eager])
+        if known[key]:
+            equations[k] = stencil
+            changes += 1
+            for i in inside:
+                del equations[i]
+    return dataclasses.replace(program, equations=list(equations.values())) if changes else program
+
+
+def _form_of(equations: Sequence[Equation]) -> Any:
+    """Returns what the transfers of equations depend on, which is equal for the steps of a loop."""
+    numbers: dict[Var, int] = {}
+
+    def form(x: Any) -> Any:
+        if type(x) is Var:
+            return numbers.setdefault(x, len(numbers)), x.kind
+        return id(x) if isinstance(x, np.ndarray) else (type(x), x)
+
+    forms = []
+    for e in equations:
+        where = e.params if e.into is None else (e.into.boxes, e.into.chains)
+        forms.append((e.op.name, where, e.writes, form(e.results), *map(form, e.operands)))
+    return tuple(forms)
 
 
 def stencils_in(program: Program) -> Iterator[tuple[int, list[int], Equation]]:

@@ -5,7 +5,7 @@ transfers is declared by `saving_transfers`; any other runs on every memory. Ker
 must not be imported here.
 """
 
-from shardtensor.interpreters.jit.rewrites.cheaper_stencils import with_stencils
+from shardtensor.interpreters.jit.grouping.stencil_writes import with_stencils
 from shardtensor.interpreters.jit.rewrites.common_sums import with_common_sums
 from shardtensor.interpreters.jit.rewrites.common_transfers import with_common_transfers
 from shardtensor.interpreters.jit.rewrites.copies import without_copies
