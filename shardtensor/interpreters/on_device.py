@@ -76,7 +76,7 @@ class DeviceInterpreter(Interpreter):
                 x = operands[0]
                 if self.backend.is_recorded((x,) if type(x) is self.records else leaves(x)):
                     return op.parts.recorded(self.backend, x, *params)
-            return op.parts.algorithm(*operands, *params)  # type: ignore[misc]
+            return op.parts.algorithm(*operands, *params) if op.parts.algorithm else composed(op, operands, params)
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.
         elsewhere = named.pop("device", None) is not None or (op.parts.algorithm and not op.parts.kernel)
