@@ -322,6 +322,8 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         value = converted(value, dtype)
     elif value is x or (value := _buffer_of(value, shape, dtype)) is None:  # `x[::-1] = x` copies x.
         return False
+    if 0 in shape:  # What views have copied stays valid.
+        return True
     write_state = write_state_of(x)
     with write_state.lock:
         storage = x._storage
