@@ -66,7 +66,7 @@ from shardtensor.communication.transfer_log import (
     transfer_guard as transfer_guard,
     transfers as transfers,
 )
-from shardtensor.core import OPS as OPS
+from shardtensor.declarations import OPS as OPS
 from shardtensor.distributed import process_count as process_count, process_index as process_index
 from shardtensor.errors import (
     ArgumentError as ArgumentError,
