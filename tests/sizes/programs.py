@@ -22,6 +22,7 @@ from tests.sizes.operands import (
     check_errors,
     compare,
     compare_all,
+    greatest,
     made,
     outcome,
     place,
@@ -196,6 +197,8 @@ class Program:
         wanted = outcome(lambda values: execute(kind, name, Pool(values, self.draw, chosen)), plain)
         found = outcome(lambda values: execute(kind, name, Pool(values, self.draw, chosen)), mine)
         self.last = (kind, name, chosen)
+        if name == "intersect1d" and greatest(before) > 2**53:
+            return True  # NumPy takes two integers of one array that are the same float for one of both arrays.
         if isinstance(wanted, Exception) or isinstance(found, Exception):
             check_errors(found, wanted)
             for x, y in zip(plain, before, strict=True):  # NumPy may have written some elements before the error.

@@ -76,7 +76,7 @@ class Casts:
     def where(self, condition: Any, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
         """Returns `where` of a condition of bools, and of arrays or numbers; None if CuPy has to compute it."""
         arrays = [x for x in (condition, x1, x2) if isinstance(x, self._array)]
-        operands = [x for x in arrays if x is not condition]
+        operands = [x for x in (x1, x2) if isinstance(x, self._array)]  # One of them may be the condition itself.
         types = [self._types(x, dtype) for x in operands]
         if condition.dtype != np.bool_ or None in types:
             return None
