@@ -95,11 +95,11 @@ class Interpreter(abc.ABC):
         """Calls a function that is composed of operators (see `composition`). By default it calls each of them."""
         return function(*args, **kwargs)
 
-    def run(self, program: Any, given: Any, /) -> Any:
+    def run(self, program: Any, inputs: Any, /) -> Any:
         """Runs a program of many operators on its inputs as one call, by its method ``execute``. Its method ``infer``
         infers it.
         """
-        return program.execute(given)
+        return program.execute(inputs)
 
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
@@ -159,8 +159,8 @@ def innermost() -> Interpreter | None:
     that.
     """
     apply = _innermost.get()
-    found: Interpreter | None = apply and apply.__self__  # type: ignore[attr-defined]
-    return None if found is _default else found
+    interpreter: Interpreter | None = apply and apply.__self__  # type: ignore[attr-defined]
+    return None if interpreter is _default else interpreter
 
 
 def is_executing() -> bool:
@@ -266,7 +266,7 @@ def declared(
         function: the function without a body.
         rule: see `shardtensor.declarations.Op`.
         operands: the names of the operands; by default those of the first arguments, as many as the rule has operands
-            (one if the rule is no string).
+            (one if the rule is not a string).
         variadic: see `shardtensor.declarations.Signature`.
         options: see `shardtensor.declarations.Signature`.
         trees: see `shardtensor.declarations.Signature`.
@@ -289,7 +289,8 @@ def declared(
 
 
 def implements(function: Function, *kinds: str) -> Callable[[Part], Part]:
-    """Attaches a part to a declared operator: the decorated function, or another object for kinds that are no function.
+    """Attaches a part to a declared operator: the decorated function, or another object for kinds that are not
+    functions.
 
     Args:
         function: the function that declares the operator.
@@ -356,7 +357,7 @@ def composition(host: Function | None = None, error_name: str = "", *, fused: bo
 
 
 def hinted(function: Body, name: str = "") -> Body:
-    """Declares that the error of a call with arguments that the function does not take says which ones it takes, and
+    """Declares that the error of a call with arguments that the function does not take names those that it takes, and
     what to write in place of those of other libraries, as errors of operators do; see `named` for ``name``.
     """
 

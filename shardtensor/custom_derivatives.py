@@ -59,7 +59,7 @@ class SymbolicZero:
         aval: its type, as `st.typeof` returns it.
         shape: the size of each dimension.
         dtype: the dtype: that of the value, or float0 for the tangent of an integer.
-        sharding: the sharding of the value; None for what is no tensor.
+        sharding: the sharding of the value; None for objects that are not tensors.
         ndim: the number of dimensions.
 
     >>> st.custom_derivatives.SymbolicZero(st.typeof(np.ones(3)))
@@ -83,7 +83,7 @@ class SymbolicZero:
 
     @property
     def sharding(self) -> NamedSharding | None:
-        """The sharding of the value; None for what is no tensor."""
+        """The sharding of the value; None for objects that are not tensors."""
         return self.aval.sharding
 
     @property
@@ -128,7 +128,7 @@ def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
 
 
 def zero_of(x: Any, symbolic_zeros: bool = False) -> Any:
-    """Returns the tangent of a leaf that is not differentiated, or its cotangent; None for what is no number.
+    """Returns the tangent of a leaf that is not differentiated, or its cotangent; None unless it is a number.
 
     Args:
         x: the leaf, or the aval of a tensor.
@@ -143,5 +143,5 @@ def zero_of(x: Any, symbolic_zeros: bool = False) -> Any:
 
 
 def is_zero(t: Any) -> bool:
-    """Whether a tangent is known to be zero: a `SymbolicZero`, that of an integer, or that of what is no number."""
+    """Whether a tangent is known to be zero: a `SymbolicZero`, that of an integer, or that of a non-number."""
     return t is None or type(t) is SymbolicZero or getattr(t, "dtype", None) == FLOAT0

@@ -78,8 +78,8 @@ class Signature:
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
         functions: the names of the params that are functions of tensors, or tuples of functions, which a loop or a
             branch calls: a program has a program for each of them.
-        placeable: whether there is ``out_sharding``, which is no parameter of the operator: a call that gives it is one
-            of `place_result`.
+        placeable: whether there is ``out_sharding``, which is not a parameter of the operator: a call that gives it is
+            one of `place_result`.
     """
 
     operands: tuple[str, ...]
@@ -152,7 +152,7 @@ class Parts:
         view_spec: for operators that return a view in NumPy: ``view_spec(spec, *params)`` returns the view spec of the
             result, given that of the operand (see `shardtensor.sharding.view_spec`), or None where the result is a
             copy.
-        blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
+        blockwise: for elementwise operators that are not ufuncs: the function of the same operands and parameters that
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
         recorded: for collectives: ``recorded(backend, operand, *params)`` is called in place of ``algorithm`` in a

@@ -106,10 +106,10 @@ def _run(mesh: st.Mesh, steps: int, console: Console) -> DemoResult:
     train, test = split_digits()
     checks: dict[str, bool] = {}
     checks |= show_devices(mesh, train, console)
-    weights, found = show_training(train, steps, console)
-    checks |= found
-    accuracy, found = show_accuracy(test, weights, console)
-    checks |= found
+    weights, results = show_training(train, steps, console)
+    checks |= results
+    accuracy, results = show_accuracy(test, weights, console)
+    checks |= results
     checks |= show_principal_components(train, console)
     checks |= show_smap(train, console)
     checks |= show_transfers(train, weights, console)

@@ -31,13 +31,13 @@ def dispatcher(
     result = f"_bind(_op, {operands}, {params})"
     options = op.signature.options
     named = "".join([f", {n}={n}" for n in options])
-    given = " or ".join([f"{n} is not _default_{n}" for n in options])
+    condition = " or ".join([f"{n} is not _default_{n}" for n in options])
     if options:  # Comparing them with their defaults costs the calls without options a few nanoseconds.
-        result = f"_extended(_op, {operands}, {params}{named}) if {given} else {result}"
+        result = f"_extended(_op, {operands}, {params}{named}) if {condition} else {result}"
     if op.signature.placeable:
         result = (
             f"({result}) if out_sharding is None else "
-            f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
+            f"_place(_op, {operands}, {params}, out_sharding, {condition or False}{named})"
         )
     # All arguments have a default, so that `_refuse` raises the error for a call that lacks some.
     required = [n for n, a in arguments.items() if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
@@ -77,12 +77,12 @@ def _refuse(op: Op, more: Operands, others: dict[str, Any], values: dict[str, An
     """
     parameters = inspect.signature(op.dispatch).parameters
     required = [n for n, a in parameters.items() if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
-    given = {n: values[n] for n in required if values[n] is not _REQUIRED}
-    args = [given.pop(n) for n in list(given) if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
+    named = {n: values[n] for n in required if values[n] is not _REQUIRED}
+    args = [named.pop(n) for n in list(named) if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
     if more:
         count = sum(a.kind is not a.KEYWORD_ONLY for a in parameters.values())
-        args, given = [None] * count + list(more), {}
-    raise ArgumentTypeError(wrong_arguments(op.error_name, parameters, args, others | given))
+        args, named = [None] * count + list(more), {}
+    raise ArgumentTypeError(wrong_arguments(op.error_name, parameters, args, others | named))
 
 
 def _operands_and_params(op: Op, arguments: Mapping[str, inspect.Parameter]) -> tuple[str, str]:
@@ -165,10 +165,10 @@ def _several(op: Op, arrays: Any) -> Operands:
     except TypeError:
         kind = type_text(arrays)
         raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is {kind}; wanted a list of arrays") from None
-    found = tuple(items)
-    for k, item in enumerate(found):
+    operands = tuple(items)
+    for k, item in enumerate(operands):
         if item is None:
             raise ArgumentTypeError(
                 f"{op.error_name}: {op.operands[0]}[{k}] is None; wanted a tensor, an array or a scalar in its place"
             )
-    return found
+    return operands

@@ -326,16 +326,16 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
 # -- how it is done --------------------------------------------------------------------------------
 
 
-def _seconds(name: str, given: object) -> float:
+def _seconds(name: str, value: object) -> float:
     """Returns the time limit of an argument, or of the environment if it is None."""
-    if given is None:
-        name, given = "SHARDTENSOR_TIMEOUT", os.environ.get("SHARDTENSOR_TIMEOUT", "300")
+    if value is None:
+        name, value = "SHARDTENSOR_TIMEOUT", os.environ.get("SHARDTENSOR_TIMEOUT", "300")
     try:
-        seconds = float(given)  # type: ignore[arg-type]
+        seconds = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         seconds = 0
     if not 0 < seconds < float("inf"):
-        raise ArgumentError(f"initialize: {name} is {given!r}; wanted a positive number of seconds")
+        raise ArgumentError(f"initialize: {name} is {value!r}; wanted a positive number of seconds")
     return seconds
 
 
@@ -392,8 +392,8 @@ def _agree_on_devices(job: Agreement) -> None:
                 "of a device, a mesh or a tensor"
             )
     own = [[device.kind, memory] for device, memory in zip(devices, registry.memories_here(backend), strict=True)]
-    found = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
-    registry.join_processes(job.engine.process_index, backend.name, found)
+    kinds = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
+    registry.join_processes(job.engine.process_index, backend.name, kinds)
 
 
 def _divide_hardware(job: Agreement) -> None:

@@ -155,11 +155,11 @@ class _Finder:
 
 def _steps_of_import() -> set[str]:
     """Returns the names of the functions of Python's importlib that call the finder."""
-    found, frame = set(), sys._getframe(2)
+    names, frame = set(), sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        found.add(frame.f_code.co_name)
+        names.add(frame.f_code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return names
 
 
 def explain_imports() -> None:
@@ -193,9 +193,9 @@ def wrong_arguments(
         return _too_many(name, parameters, by_position, len(args))
     if twice := [n for n in by_position[: len(args)] if n in kwargs]:
         return f"{name}: {twice[0]} is given twice, by position and by name"
-    given = {*by_position[: len(args)], *kwargs}
+    names = {*by_position[: len(args)], *kwargs}
     required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in _VARIADIC]
-    lacking = [n for n in required if n not in given]
+    lacking = [n for n in required if n not in names]
     several = "s" if len(lacking) > 1 else ""
     return (
         f"{name}: missing the argument{several} {' and '.join(lacking)}; it takes {', '.join(parameters)}"
@@ -241,16 +241,16 @@ def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
     here = next((n for n in tables.KEYWORDS.get(keyword, "").split() if n in parameters and n != keyword), None)
     close = importlib.import_module("difflib").get_close_matches(keyword, parameters, 1, 0.7)
     if keyword in parameters:
-        said = f"{keyword} is given by position only"
+        advice = f"{keyword} is given by position only"
     elif here:
-        said = f"it is called {here} here"
+        advice = f"it is called {here} here"
     elif keyword in tables.ARGUMENTS:
-        said = shown(tables.ARGUMENTS[keyword])
+        advice = shown(tables.ARGUMENTS[keyword])
     elif close:
-        said = f"did you mean {close[0]}?"
+        advice = f"did you mean {close[0]}?"
     else:
-        said = f"it takes {', '.join(parameters) or 'none'}"
-    return f"{name}: got an unexpected keyword argument {keyword!r}; {said}"
+        advice = f"it takes {', '.join(parameters) or 'none'}"
+    return f"{name}: got an unexpected keyword argument {keyword!r}; {advice}"
 
 
 # -- values ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
@@ -69,7 +68,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     Args:
         frame: the innermost frame of a stack.
     """
-    return next((found for found, _ in _of_user(_stack(frame))), None)
+    return next((candidate for candidate, _ in _of_user(_stack(frame))), None)
 
 
 def user_place(frame: FrameType | None = None) -> Place | None:
@@ -103,7 +102,8 @@ def user_call() -> tuple[Place | None, str]:
         if frame is user:
             break
         if is_inside(frame):  # The outermost one is what the user calls.
-            names = frame.f_code.co_name, Path(frame.f_code.co_filename).stem  # shard_map.py has what it returns.
+            module, _ = os.path.splitext(os.path.basename(frame.f_code.co_filename))
+            names = frame.f_code.co_name, module  # shard_map.py has the function that it returns.
             function = next((name for name in names if name in public), function)
     return user_place(inner), function
 

@@ -66,7 +66,7 @@ from shardtensor.communication.transfer_log import (
     transfer_guard as transfer_guard,
     transfers as transfers,
 )
-from shardtensor.core import OPS as OPS
+from shardtensor.declarations import OPS as OPS
 from shardtensor.distributed import process_count as process_count, process_index as process_index
 from shardtensor.errors import (
     ArgumentError as ArgumentError,
@@ -106,7 +106,18 @@ from shardtensor.functions.numpy.comparisons import (
 )
 from shardtensor.functions.placement.conversion import asarray as asarray
 from shardtensor.functions.statistics.counts import bincount as bincount
-from shardtensor.functions.standard.creation import *
+from shardtensor.functions.standard.creation import (
+    arange as arange,
+    empty as empty,
+    empty_like as empty_like,
+    eye as eye,
+    full as full,
+    full_like as full_like,
+    ones as ones,
+    ones_like as ones_like,
+    zeros as zeros,
+    zeros_like as zeros_like,
+)
 from shardtensor.functions.standard.data_types import (
     astype as astype,
     can_cast as can_cast,
@@ -328,7 +339,17 @@ from shardtensor.functions.standard.sorting import (
     sort as sort,
     topk as topk,
 )
-from shardtensor.functions.standard.statistical import *
+from shardtensor.functions.standard.statistical import (
+    all as all,
+    any as any,
+    max as max,
+    mean as mean,
+    min as min,
+    prod as prod,
+    std as std,
+    sum as sum,
+    var as var,
+)
 from shardtensor.functions.statistics.averages import average as average, corrcoef as corrcoef, cov as cov, ptp as ptp
 from shardtensor.functions.standard.take_along import take_along_axis as take_along_axis
 from shardtensor.functions.numpy.triangles import (

@@ -7,31 +7,31 @@ from typing import Any
 from shardtensor.errors import ArgumentTypeError, type_text
 
 
-def is_iterator(given: Any) -> bool:
-    """Whether an argument can be read only once: ``isinstance(given, Iterator)`` takes ten times as long."""
-    return hasattr(given, "__next__")
+def is_iterator(argument: Any) -> bool:
+    """Whether an argument can be read only once: ``isinstance(argument, Iterator)`` takes ten times as long."""
+    return hasattr(argument, "__next__")
 
 
-def check_no_iterator(given: Any, name: str) -> None:
+def check_no_iterator(argument: Any, name: str) -> None:
     """Raises ArgumentTypeError if an argument, which is read several times, is an iterator, as NumPy does."""
-    if is_iterator(given):
+    if is_iterator(argument):
         raise ArgumentTypeError(
-            f"{name} is {type_text(given)}, which can be read only once; wanted an integer, a list or a tuple"
+            f"{name} is {type_text(argument)}, which can be read only once; wanted an integer, a list or a tuple"
         )
 
 
-def as_list(given: Any, name: str) -> list[Any]:
+def as_list(argument: Any, name: str) -> list[Any]:
     """Returns the items of a sequence of arrays or of other arguments.
 
     Raises:
-        ArgumentTypeError: ``given`` is not iterable, or an iterator; the message calls it ``name``.
+        ArgumentTypeError: ``argument`` is not iterable, or an iterator; the message calls it ``name``.
     """
-    if is_iterator(given) or not hasattr(given, "__len__"):
-        kind = type_text(given)
+    if is_iterator(argument) or not hasattr(argument, "__len__"):
+        kind = type_text(argument)
         raise ArgumentTypeError(f"{name} is {kind}; wanted a list or a tuple, such as list(…) of an iterator")
-    return list(given)
+    return list(argument)
 
 
-def as_tuple(given: Any) -> Any:
+def as_tuple(argument: Any) -> Any:
     """Returns an argument that may be an iterator: the items of one in a tuple, anything else unchanged."""
-    return tuple(given) if is_iterator(given) else given
+    return tuple(argument) if is_iterator(argument) else argument

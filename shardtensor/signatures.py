@@ -23,8 +23,8 @@ class _Annotations(dict[str, _Annotation]):
     """The annotations by their texts: a few hundred texts annotate all functions."""
 
     def __missing__(self, text: str) -> _Annotation:
-        made = self[text] = _Annotation(text)
-        return made
+        annotation = self[text] = _Annotation(text)
+        return annotation
 
 
 _ANNOTATIONS = _Annotations()
@@ -58,7 +58,7 @@ def _replace(function: Any) -> None:
     """Replaces the annotations of a function, which those that wrap it share."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    found = function.__annotations__ if type(function) is types.FunctionType else {}
-    for name, annotation in found.items():
+    annotations = function.__annotations__ if type(function) is types.FunctionType else {}
+    for name, annotation in annotations.items():
         if type(annotation) is str:
-            found[name] = _ANNOTATIONS[annotation]
+            annotations[name] = _ANNOTATIONS[annotation]

@@ -59,8 +59,8 @@ def _short_report(error: BaseException, traceback: TracebackType | None) -> tupl
     """Returns the report of an exception without the frames of this package, and the number of these."""
     from traceback import TracebackException  # Imported late: programs without errors do without it.
 
-    made = TracebackException(type(error), error, traceback, compact=True)
-    count, pending = 0, [] if shows_all() else [(made, error, traceback)]
+    main = TracebackException(type(error), error, traceback, compact=True)
+    count, pending = 0, [] if shows_all() else [(main, error, traceback)]
     while pending:
         report, error, traceback = pending.pop()
         hidden = [hides for _, hides in _entries(traceback)]
@@ -70,7 +70,7 @@ def _short_report(error: BaseException, traceback: TracebackType | None) -> tupl
         group = zip(report.exceptions or (), getattr(error, "exceptions", ()), strict=False)
         others = [(report.__cause__, error.__cause__), (report.__context__, error.__context__), *group]
         pending += [(r, e, e.__traceback__) for r, e in others if r is not None and e is not None]
-    return made, count
+    return main, count
 
 
 def _note(hidden: int) -> str:
@@ -144,12 +144,12 @@ def _show_warning(show: Callable[[Any], None], message: warnings.WarningMessage)
     while user is not None and frame is not user and frame.f_back is not None:
         frames.append(frame)
         frame = frame.f_back
-    found = next((frame for frame in frames if frame.f_code.co_filename == message.filename), None)
-    if found is None or not any(map(is_inside, frames)):
+    origin = next((frame for frame in frames if frame.f_code.co_filename == message.filename), None)
+    if origin is None or not any(map(is_inside, frames)):
         show(message)
         return
     # Python has noted the line of the package: it would not show the next warning there, from another line of the user.
-    seen = found.f_globals.get("__warningregistry__") or {}
+    seen = origin.f_globals.get("__warningregistry__") or {}
     seen.pop((str(message.message), message.category, message.lineno), None)
     _warn_at(user, message.message, message.category, message.source)
 

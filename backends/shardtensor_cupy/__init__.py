@@ -91,11 +91,11 @@ class CuPyBackend(Backend):
     def hardware(cls) -> Sequence[str]:
         """Returns the host and the bus of each visible GPU, and its UUID, which differs for the parts of one GPU."""
         cupy, visible = usable_cupy()
-        runtime, found = cupy.cuda.runtime, []
+        runtime, names = cupy.cuda.runtime, []
         for gpu in range(visible):
             uuid = bytes(runtime.getDeviceProperties(gpu).get("uuid", b"")).hex()
-            found.append(f"{socket.gethostname()}/{runtime.deviceGetPCIBusId(gpu)}/{uuid}")
-        return found
+            names.append(f"{socket.gethostname()}/{runtime.deviceGetPCIBusId(gpu)}/{uuid}")
+        return names
 
     def _model(self, gpu: int) -> str:
         name = self._cupy.cuda.runtime.getDeviceProperties(gpu)["name"]
@@ -308,7 +308,7 @@ class CuPyBackend(Backend):
         return self._array(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
 
     def owns(self, array: Any) -> bool:
-        """Whether the array is no view, and its memory is CuPy's and not lent."""
+        """Whether the array is not a view, and its memory is CuPy's and not lent."""
         return array.base is None and isinstance(array.data.mem, self._own)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:

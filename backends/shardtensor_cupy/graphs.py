@@ -20,7 +20,7 @@ class Graphs:
     """Captures launches on the current GPU.
 
     A capture happens on a stream of its own, since the library's stream is a blocking one: while such a stream
-    captures, CUDA refuses work on the null stream, in every thread. What is captured does not run, so that the order
+    captures, CUDA refuses work on the null stream, in every thread. Captured work does not run, so that the order
     with other streams is that of the launches of the graph.
 
     The mode is relaxed. In the other modes, CUDA refuses to allocate or free memory in the thread that captures, and
@@ -30,7 +30,7 @@ class Graphs:
         cupy: the module.
 
     Attributes:
-        is_on: whether graphs are used, as the variable ``SHARDTENSOR_CUPY_GRAPHS`` says.
+        is_on: whether graphs are used, which the variable ``SHARDTENSOR_CUPY_GRAPHS`` determines.
 
     Raises:
         BackendError: the variable is neither ``auto`` nor ``off``.
@@ -103,15 +103,15 @@ class Graphs:
 
         launch()  # A kernel is compiled and loaded before it is captured.
         z.fill(0)
-        cupy.cuda.get_current_stream().synchronize()  # What a capture runs at once would be seen in z.
+        cupy.cuda.get_current_stream().synchronize()  # Work that a capture runs at once would be seen in z.
         stream = cupy.cuda.Stream(non_blocking=True)
         run = self._captured(stream, launch)
-        found = [int(cupy.asnumpy(z).max())]
+        maxima = [int(cupy.asnumpy(z).max())]
         if run is not None:
             numbers = np.arange(1024, dtype=np.int32)
             x += cupy.asarray(numbers)
             run()
-            if found == [0] and np.array_equal(cupy.asnumpy(z), 9 * numbers + 22):
+            if maxima == [0] and np.array_equal(cupy.asnumpy(z), 9 * numbers + 22):
                 return stream
         _log.warning("GPU %d: a test of CUDA graphs has failed; kernels are launched one by one", gpu)
         return None

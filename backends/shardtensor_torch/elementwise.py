@@ -117,8 +117,8 @@ def flip(x: Any, axes: Sequence[int]) -> Any:
 def fill_where(out: Any, mask: Any, value: Any) -> None:
     """Writes a scalar to the elements of ``out`` where a mask of its shape is true."""
     if out.dtype.itemsize == 1 and out.dtype.is_floating_point:  # PyTorch fills no float8 kinds.
-        made = cast(torch.tensor(float(value), dtype=torch.float32, device=out.device), out.dtype)
-        out, value = out.view(torch.uint8), made.view(torch.uint8)
+        number = cast(torch.tensor(float(value), dtype=torch.float32, device=out.device), out.dtype)
+        out, value = out.view(torch.uint8), number.view(torch.uint8)
     out[mask] = value
 
 
@@ -344,10 +344,10 @@ def loop(name: str, kinds: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         TypeError: NumPy's ufunc does not support these dtypes, or PyTorch lacks one of them.
     """
     if all(k in PLAIN for k in kinds):  # Without an array operand, Python scalars are promoted as 0-d arrays.
-        given = [np.asarray(k(1)).dtype for k in kinds]
+        dtypes = [np.asarray(k(1)).dtype for k in kinds]
     else:
-        given = [NUMPY.get(k, np.dtype(bool) if k is bool else k) for k in kinds]
-    *inputs, result = getattr(np, name).resolve_dtypes((*given, None))
+        dtypes = [NUMPY.get(k, np.dtype(bool) if k is bool else k) for k in kinds]
+    *inputs, result = getattr(np, name).resolve_dtypes((*dtypes, None))
     if name in ("divide", "true_divide"):  # NumPy converts integers to floats inside the loop.
         inputs = [result, result]
     return tuple([to_torch(d) for d in inputs]), to_torch(result)
@@ -391,8 +391,8 @@ def elementwise(name: str, kernel: Callable[..., Any], scalar: Callable[[Any, An
         if out is None:
             return cast(compute(operands, result), result)
         straight = takes_out and out.dtype is result and _fits(out, operands)
-        made = compute(operands, result, out if straight else None)
-        return out if made is out else store(out, made)
+        output = compute(operands, result, out if straight else None)
+        return out if output is out else store(out, output)
 
     call.__name__ = name
     return call
@@ -407,8 +407,8 @@ def _fits(out: Any, operands: Sequence[Any]) -> bool:
 def as_tensor(x: Any, scalar: Callable[[Any, Any], Any]) -> Any:
     """Converts a NumPy scalar or array to a tensor on the device on which ``scalar`` creates tensors."""
     x = np.asarray(x)
-    made = scalar(0, to_torch(x.dtype))
-    return torch.tensor(host(x), device=made.device)
+    zero = scalar(0, to_torch(x.dtype))
+    return torch.tensor(host(x), device=zero.device)
 
 
 def host(x: Any) -> Any:

@@ -20,9 +20,9 @@ class Linalg:
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(torch.linalg, name)
-        made = functools.partial(_solved, function)
-        setattr(self, name, made)
-        return made
+        wrapper = functools.partial(_solved, function)
+        setattr(self, name, wrapper)
+        return wrapper
 
 
 def _solved(function: Callable[..., Any], /, *arrays: Any, **params: Any) -> Any:
@@ -42,12 +42,12 @@ class FFT:
     """The functions of ``torch.fft``. Integers and bools are computed as float64, float16 in float32."""
 
     def __getattr__(self, name: str) -> Any:
-        made = functools.partial(_transformed, getattr(torch.fft, name))
-        setattr(self, name, made)
-        return made
+        wrapper = functools.partial(_transformed, getattr(torch.fft, name))
+        setattr(self, name, wrapper)
+        return wrapper
 
 
 def _transformed(function: Callable[..., Any], x: Any, /, *, n: int | None, axis: int, norm: str) -> Any:
     half = x.dtype is torch.float16
-    made = function(x.double() if is_int(x) else x.float() if half else x, n, axis, norm)
-    return made.half() if half and not made.dtype.is_complex else made  # As NumPy's inverse transforms.
+    result = function(x.double() if is_int(x) else x.float() if half else x, n, axis, norm)
+    return result.half() if half and not result.dtype.is_complex else result  # As NumPy's inverse transforms.

@@ -67,12 +67,12 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Calls the transposed collective."""
         count = len(cotangents)
-        wanted = {k: g for k, g in enumerate(cotangents) if ctx.needs_input_grad[k + 1]}
+        active = {k: g for k, g in enumerate(cotangents) if ctx.needs_input_grad[k + 1]}
         known = dict(zip(ctx.saved, ctx.saved_tensors, strict=True))
         leaves = {k: x for k, x in known.items() if k < count}
         results = {k - count: x for k, x in known.items() if k >= count}
-        made = ctx.transpose(wanted, ctx.shapes, leaves, results)
-        return (None, *[made.get(k) for k in range(count)])
+        gradients = ctx.transpose(active, ctx.shapes, leaves, results)
+        return (None, *[gradients.get(k) for k in range(count)])
 
     @staticmethod
     def vmap(*_: Any) -> Any:
@@ -95,7 +95,7 @@ def is_recorded(leaves: Sequence[Any]) -> bool:
 
 
 def have_tangents(leaves: Sequence[Any]) -> bool:
-    """Whether forward-mode differentiation is active for one of the leaves, which may be no tensors."""
+    """Whether forward-mode differentiation is active for one of the leaves, which need not be tensors."""
     if _forward_mode._current_level < 0:  # The level is that of all threads.
         return False
     return any(isinstance(x, torch.Tensor) and _forward_mode.unpack_dual(x).tangent is not None for x in leaves)
@@ -197,11 +197,11 @@ def _outside_of_functions() -> Iterator[None]:
 
 def _pop_hooks() -> list[Any]:
     """Removes the default hooks of saved tensors and returns them, outermost first."""
-    found = []
+    default_hooks = []
     while (hooks := _top_hooks(True)) is not None:
-        found.append(hooks)
+        default_hooks.append(hooks)
         _autograd._pop_saved_tensors_default_hooks()
-    return found[::-1]
+    return default_hooks[::-1]
 
 
 def _push_hooks(hooks: Sequence[Any]) -> None:
@@ -324,26 +324,26 @@ def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Calla
     """See `shardtensor.backend.Backend.vjp`."""
     inputs = [x.detach().requires_grad_(x.dtype.is_floating_point or x.dtype.is_complex) for x in arrays]
     with torch.enable_grad():
-        # The function may write to its arguments, which must be no leaves then, nor views of them.
+        # The function may write to its arguments, which must not be leaves or views of leaves then.
         results = function(*[_Same.apply(x) if x.requires_grad else x for x in inputs])
     count = _recorded.get()
     taped = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]
-    wanted = [x for x in inputs if x.requires_grad]
+    active = [x for x in inputs if x.requires_grad]
 
     def pull(cotangents: Sequence[Any], keep: bool = False) -> Sequence[Any]:
         # PyTorch multiplies by the conjugate of the Jacobian.
-        given = [
+        seeds = [
             torch.zeros_like(y) if g is None else torch.conj_physical(g)
             for y, g in zip(results, cotangents, strict=True)
             if isinstance(y, torch.Tensor) and y.requires_grad
         ]
         token = _recorded.set(max(count, _recorded.get()))
         try:
-            found = torch.autograd.grad(taped, wanted, given, keep, allow_unused=True) if taped and wanted else ()
+            products = torch.autograd.grad(taped, active, seeds, keep, allow_unused=True) if taped and active else ()
         finally:
             _recorded.reset(token)
-        made = iter(found or [None] * len(wanted))
-        gradients = [next(made) if x.requires_grad else None for x in inputs]
+        remaining = iter(products or [None] * len(active))
+        gradients = [next(remaining) if x.requires_grad else None for x in inputs]
         return [None if g is None else torch.conj_physical(g) for g in gradients]
 
     return [y.detach() if isinstance(y, torch.Tensor) else y for y in results], pull

@@ -30,7 +30,7 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
         The copies in order of the devices; None in place of those for devices of other processes.
 
     Raises:
-        ArgumentTypeError: ``module`` is no module, or ``devices`` has others than those of the backend ``torch``.
+        ArgumentTypeError: ``module`` is not a module, or ``devices`` has others than those of the backend ``torch``.
     """
     if not hasattr(module, "state_dict") or not hasattr(module, "to"):
         raise ArgumentTypeError(f"replicate: module is {type(module).__name__}; wanted a torch.nn.Module")
@@ -47,7 +47,7 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
             copies.append(None)
             continue
         with backend.on(device):
-            made = copy.deepcopy(module)
-            copies.append(made.to("cuda") if backend.dlpack_device(device)[0] == _CUDA else made)
+            replica = copy.deepcopy(module)
+            copies.append(replica.to("cuda") if backend.dlpack_device(device)[0] == _CUDA else replica)
         backend.make_caller_wait(device)
     return copies

@@ -55,13 +55,13 @@ class Namespace(Ordering):
             raise AttributeError(name)
         ufunc, function = getattr(np, name, None), KERNELS.get(name, getattr(torch, name, None))
         if isinstance(ufunc, np.ufunc) and ufunc.signature is None and ufunc.nout == 1 and function is not None:
-            made: Any = elementwise(name, function, self._scalar)
+            kernel: Any = elementwise(name, function, self._scalar)
         else:
-            made = getattr(compat, name)
-            if callable(made) and not isinstance(made, type):
-                made = functools.partial(_with_dtypes, made)
-        setattr(self, name, made)
-        return made
+            kernel = getattr(compat, name)
+            if callable(kernel) and not isinstance(kernel, type):
+                kernel = functools.partial(_with_dtypes, kernel)
+        setattr(self, name, kernel)
+        return kernel
 
     def _scalar(self, value: Any, dtype: Any) -> Any:
         """Returns a Python number as a 0-d tensor. NumPy converts it, so that range checks and overflow are NumPy's."""
@@ -77,14 +77,14 @@ class Namespace(Ordering):
         if not isinstance(x, torch.Tensor):
             known: Any = getattr(x, "dtype", None)
             if is_small_float(known):  # PyTorch does not take such arrays of NumPy, but their bits.
-                made = torch.tensor(host(x.view(f"i{known.itemsize}")), device=self._device).view(to_torch(known))
+                tensor = torch.tensor(host(x.view(f"i{known.itemsize}")), device=self._device).view(to_torch(known))
             else:
-                made = torch.tensor(host(x), device=self._device)
-            return made if dtype is None else cast(made, to_torch(dtype))
-        made = resolved(x)
+                tensor = torch.tensor(host(x), device=self._device)
+            return tensor if dtype is None else cast(tensor, to_torch(dtype))
+        tensor = resolved(x)
         if dtype is not None:
-            made = cast(made, to_torch(dtype))
-        return made.clone() if copy and made.dtype is x.dtype else made
+            tensor = cast(tensor, to_torch(dtype))
+        return tensor.clone() if copy and tensor.dtype is x.dtype else tensor
 
     def astype(self, x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
         """See NumPy."""
@@ -110,8 +110,8 @@ class Namespace(Ordering):
     def full(self, shape: Any, fill_value: Any, *, dtype: Any = None) -> Any:
         """See NumPy."""
         if isinstance(fill_value, torch.Tensor):
-            made = self._new(torch.empty, shape, fill_value.dtype if dtype is None else dtype)
-            return store(made, fill_value)
+            tensor = self._new(torch.empty, shape, fill_value.dtype if dtype is None else dtype)
+            return store(tensor, fill_value)
         dtype = np.asarray(fill_value).dtype if dtype is None else NUMPY[to_torch(dtype)]
         return self._new(torch.full, shape, dtype, np.full((), fill_value, dtype).item())
 
@@ -128,10 +128,10 @@ class Namespace(Ordering):
 
     def eye(self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None) -> Any:
         """See NumPy."""
-        made = self.zeros((n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
-        if -made.shape[0] < k < made.shape[1]:
-            made.diagonal(k).fill_(1)
-        return made
+        tensor = self.zeros((n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
+        if -tensor.shape[0] < k < tensor.shape[1]:
+            tensor.diagonal(k).fill_(1)
+        return tensor
 
     # -- dtypes ------------------------------------------------------------------------------------
 
@@ -178,14 +178,14 @@ class Namespace(Ordering):
             known = torch.iinfo(x.dtype)
             min = None if type(min) is int and min <= known.min else min
             max = None if type(max) is int and max >= known.max else max
-        given = [bound for bound in (min, max) if bound is not None]
-        made, *bounds = self._together(x, *given)
+        limits = [bound for bound in (min, max) if bound is not None]
+        result, *bounds = self._together(x, *limits)
         if min is not None:
-            made = self.maximum(made, bounds[0])
+            result = self.maximum(result, bounds[0])
         if max is not None:
-            made = self.minimum(made, bounds[-1])
-        made = made if given else made.clone()
-        return made if out is None else store(out, made)
+            result = self.minimum(result, bounds[-1])
+        result = result if limits else result.clone()
+        return result if out is None else store(out, result)
 
     def real(self, x: Any, /) -> Any:
         """See NumPy. The result is a view."""
@@ -199,12 +199,12 @@ class Namespace(Ordering):
         """See NumPy."""
         decimals = int(decimals)
         if x.dtype.is_complex:
-            made = torch.complex(torch.round(x.real, decimals=decimals), torch.round(x.imag, decimals=decimals))
+            result = torch.complex(torch.round(x.real, decimals=decimals), torch.round(x.imag, decimals=decimals))
         elif x.dtype is torch.bool:
-            made = x.half()
+            result = x.half()
         else:
-            made = _rounded(x, decimals)
-        return made if out is None else store(out, made)
+            result = _rounded(x, decimals)
+        return result if out is None else store(out, result)
 
     # -- reductions --------------------------------------------------------------------------------
 
@@ -216,8 +216,8 @@ class Namespace(Ordering):
         axes = axes_of(axis, x.ndim)
         kept = [d for d in range(x.ndim) if d not in axes]
         size = math.prod(x.shape[d] for d in axes)
-        made = function(torch.permute(x, (*kept, *axes)).reshape((*[x.shape[d] for d in kept], size)))
-        return made.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdims else made
+        result = function(torch.permute(x, (*kept, *axes)).reshape((*[x.shape[d] for d in kept], size)))
+        return result.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdims else result
 
     def _terms(self, name: str, x: Any, dtype: Any) -> Any:
         """Returns the terms of a sum or the factors of a product in the dtype of the result."""
@@ -268,18 +268,18 @@ class Namespace(Ordering):
     def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""
         wide = _wide(x) if dtype is None else cast(x, to_torch(dtype))
-        made = self.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims) / self._count(x, axis)
+        result = self.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims) / self._count(x, axis)
         if dtype is not None:
-            return cast(made, wide.dtype)
-        return made if is_int(x) else cast(made, x.dtype)
+            return cast(result, wide.dtype)
+        return result if is_int(x) else cast(result, x.dtype)
 
     def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
         """See NumPy."""
         wide = _wide(x)
         far = wide - self.mean(wide, axis=axis, keepdims=True)
         square = far.real**2 + far.imag**2 if far.dtype.is_complex else far * far
-        made = self.sum(square, axis=axis, keepdims=keepdims) / max(self._count(x, axis) - correction, 0)
-        return cast(made, x.dtype) if x.dtype is torch.float16 else made
+        result = self.sum(square, axis=axis, keepdims=keepdims) / max(self._count(x, axis) - correction, 0)
+        return cast(result, x.dtype) if x.dtype is torch.float16 else result
 
     def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
         """See NumPy."""
@@ -326,14 +326,14 @@ class Namespace(Ordering):
     def matmul(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
         """See NumPy."""
         dtypes, _ = loop("matmul", (x1.dtype, x2.dtype))
-        made = _product(cast(x1, dtypes[0]), cast(x2, dtypes[1]))
-        return made if out is None else store(out, made)
+        product = _product(cast(x1, dtypes[0]), cast(x2, dtypes[1]))
+        return product if out is None else store(out, product)
 
     def tensordot(self, x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
         """See NumPy."""
         n, m = x1.ndim, x2.ndim
-        given = (range(n - axes, n), range(axes)) if isinstance(axes, int) else axes
-        left, right = [axes_of([a] if isinstance(a, int) else [*a], d) for a, d in zip(given, (n, m), strict=True)]
+        axes_pair = (range(n - axes, n), range(axes)) if isinstance(axes, int) else axes
+        left, right = [axes_of([a] if isinstance(a, int) else [*a], d) for a, d in zip(axes_pair, (n, m), strict=True)]
         rows, columns = [d for d in range(n) if d not in left], [d for d in range(m) if d not in right]
         x1, x2 = torch.permute(x1, (*rows, *left)), torch.permute(x2, (*right, *columns))
         shape = (*x1.shape[: len(rows)], *x2.shape[len(right) :])
@@ -460,11 +460,11 @@ def integer_product(a: Any, b: Any, most: int = 1 << 24) -> Any:
     """
     left, right = a if a.ndim > 1 else a[None, :], b if b.ndim > 1 else b[:, None]
     shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
-    made = torch.zeros(shape, dtype=a.dtype, device=a.device)
-    step = max(most // max(made.numel(), 1), 1)
+    total = torch.zeros(shape, dtype=a.dtype, device=a.device)
+    step = max(most // max(total.numel(), 1), 1)
     for k in range(0, left.shape[-1], step):
         pairs = left[..., :, k : k + step, None] * right[..., None, k : k + step, :]
-        made += pairs.sum(-2, dtype=a.dtype)
+        total += pairs.sum(-2, dtype=a.dtype)
     if b.ndim == 1:
-        made = made[..., 0]
-    return made if a.ndim > 1 else made.select(-1 if b.ndim == 1 else -2, 0)
+        total = total[..., 0]
+    return total if a.ndim > 1 else total.select(-1 if b.ndim == 1 else -2, 0)

@@ -42,9 +42,9 @@ class Ordering:
             return torch.searchsorted(x1.contiguous(), flat.contiguous(), right=right).reshape(x2.shape)
         # PyTorch compares with NaN as if it were less than all numbers.
         numbers = x1[: int(torch.count_nonzero(~torch.isnan(x1)))].contiguous()
-        found = torch.searchsorted(numbers, flat.contiguous(), right=right)
+        positions = torch.searchsorted(numbers, flat.contiguous(), right=right)
         behind = x1.shape[0] if right else numbers.shape[0]
-        return torch.where(torch.isnan(flat), behind, found).reshape(x2.shape)
+        return torch.where(torch.isnan(flat), behind, positions).reshape(x2.shape)
 
     def isin(self, x1: Any, x2: Any, /) -> Any:
         """See NumPy."""

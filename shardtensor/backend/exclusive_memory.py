@@ -27,15 +27,15 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     chain of bases would grow with each map of a map's result, and NumPy deallocates such a chain recursively.
     """
     # Indexing may have turned a single element into a NumPy scalar.
-    given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    if given.base is not None and (lender := lender_of(given)) is not None:
-        return given.view(), weakref.ref(lender)
-    owner = given.view()
+    host: Any = array if type(array) is np.ndarray else np.asarray(array)
+    if host.base is not None and (lender := lender_of(host)) is not None:
+        return host.view(), weakref.ref(lender)
+    owner = host.view()
     try:
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
     except ValueError:  # The buffer protocol has no times and no small floats.
-        owner = given.view(f"i{given.itemsize}")
-        return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
+        owner = host.view(f"i{host.itemsize}")
+        return np.asarray(memoryview(owner).toreadonly()).view(host.dtype), weakref.ref(owner)
 
 
 def lender_of(array: HostArray) -> HostArray | None:
@@ -162,18 +162,18 @@ def _of_argument(count: Callable[[Any], int], x: Any) -> int:
 def _finds_threads(count: Callable[[Any], int]) -> bool:
     """Whether ``count`` finds a reference that a variable of another thread holds, until that thread is done."""
     held: list[Any] = []
-    made, counted = threading.Event(), threading.Event()  # fork: only this call has them.
+    ready, counted = threading.Event(), threading.Event()  # fork: only this call has them.
 
     def hold() -> None:
         mine = np.empty(2)
         held.append(mine)
-        made.set()
+        ready.set()
         counted.wait()
         del mine
 
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
-    made.wait()
+    ready.wait()
     during = count(held)
     counted.set()
     thread.join()

@@ -85,8 +85,8 @@ def _loop(name: str, kinds: tuple[Any, ...]) -> tuple[list[np.dtype[Any]], np.dt
     Raises:
         TypeError: the ufunc does not take these dtypes.
     """
-    given = [np.dtype(bool) if kind is bool else kind for kind in kinds]
-    *inputs, result = getattr(np, name).resolve_dtypes((*given, None))
+    dtypes = [np.dtype(bool) if kind is bool else kind for kind in kinds]
+    *inputs, result = getattr(np, name).resolve_dtypes((*dtypes, None))
     if name not in _IN_FLOAT16:
         inputs = [np.dtype(np.float32) if dtype == np.float16 else dtype for dtype in inputs]
     return inputs, result

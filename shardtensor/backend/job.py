@@ -34,9 +34,9 @@ class ProcessBackend:
         self._outer = {there: here for here, there in self._inner.items()}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._plugin, name)
-        self.__dict__[name] = found
-        return found
+        attribute = getattr(self._plugin, name)
+        self.__dict__[name] = attribute
+        return attribute
 
     def own(self, device: Device) -> Device:
         """Returns the plugin's device that is a device of the job."""
@@ -129,10 +129,10 @@ class ProcessBackend:
 
     def device_of(self, array: Any) -> Device:
         """See `Backend`."""
-        found, here = self._plugin.device_of(array), current_device()
-        if here in self._inner and self._plugin.memory_space(self._inner[here]) == self._plugin.memory_space(found):
+        device, here = self._plugin.device_of(array), current_device()
+        if here in self._inner and self._plugin.memory_space(self._inner[here]) == self._plugin.memory_space(device):
             return here
-        return self._outer[found]
+        return self._outer[device]
 
     def offload(self, array: Any, device: Device) -> tuple[Any, Any]:
         """See `Backend`."""

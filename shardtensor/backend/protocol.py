@@ -307,7 +307,7 @@ class Backend(abc.ABC):
     """The class of arrays, if the library records gradients of them: by `is_recorded`, `record_call` and `vjp`."""
 
     def is_recorded(self, leaves: Sequence[Any]) -> bool:
-        """Whether the array library records a gradient of one of ``leaves``, which may be no arrays of this backend.
+        """Whether the array library records a gradient of one of ``leaves``, which need not be arrays of this backend.
 
         Collectives are then called by `record_call`.
         """

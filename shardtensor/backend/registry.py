@@ -70,12 +70,12 @@ after_loading: list[Callable[[], None]] = []
 def _entry_points() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # Imported late: it takes a third of this package's import time.
 
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINTS):
-        other = found.setdefault(point.name, point)
+        other = points.setdefault(point.name, point)
         if other.value != point.value:
             _rivals[point.name] = f"{other.value} and {point.value}"
-    return found
+    return points
 
 
 def backend_names() -> list[str]:
@@ -105,8 +105,10 @@ def load(name: str) -> Backend:
             backend = _started(name, _plugin(name))
         finally:
             starting.reset(token)
-        if (given := getattr(backend, "name", None)) != name:
-            raise BackendError(f"backend {name!r} has the name {given!r}; its `name` must be that of the entry point")
+        if (own_name := getattr(backend, "name", None)) != name:
+            raise BackendError(
+                f"backend {name!r} has the name {own_name!r}; its `name` must be that of the entry point"
+            )
         _check_devices(backend)
         if _spanning and not backend.simulated:  # The processes have not agreed on these devices: they are local.
             own = [Device(name, d.id, _process, d.kind) for d in backend.devices()]
@@ -119,7 +121,7 @@ def load(name: str) -> Backend:
 
 def _check_devices(backend: Backend) -> None:
     """Raises BackendError if a backend has no devices, not as many as `set_num_devices` set for it, or one twice, or
-    an entry that is no device of this backend.
+    an entry that is not a device of this backend.
     """
     devices = _started(backend.name, backend.devices)
     if not isinstance(devices, Sequence):
@@ -475,13 +477,13 @@ def join_processes(process: int, name: str, devices: Sequence[Sequence[tuple[str
     """
     global _process
     every = [(k, kind, memory) for k, row in enumerate(devices) for kind, memory in row]
-    found = [Device(name, number, k, kind) for number, (k, kind, _) in enumerate(every)]
-    _memories.update({device: (name, k, memory) for device, (k, _, memory) in zip(found, every, strict=True)})
+    numbered = [Device(name, number, k, kind) for number, (k, kind, _) in enumerate(every)]
+    _memories.update({device: (name, k, memory) for device, (k, _, memory) in zip(numbered, every, strict=True)})
     plugin = load(name)
     with _lock:
         _process = process
-        _spanning[name] = SpanningBackend(plugin, found, process)  # type: ignore[assignment]
-        _loaded[name] = ProcessBackend(plugin, found, process)  # type: ignore[assignment]
+        _spanning[name] = SpanningBackend(plugin, numbered, process)  # type: ignore[assignment]
+        _loaded[name] = ProcessBackend(plugin, numbered, process)  # type: ignore[assignment]
     _forget_devices()
 
 

@@ -134,14 +134,14 @@ class RemoteNamespace:
     def __getattr__(self, name: str) -> Any:
         if name == "fuse":
             raise AttributeError("no kernel takes arrays of other processes")
-        found = getattr(self._xp, name)
-        if not callable(found) or isinstance(found, type):
-            return found
+        attribute = getattr(self._xp, name)
+        if not callable(attribute) or isinstance(attribute, type):
+            return attribute
 
-        @functools.wraps(found)
+        @functools.wraps(attribute)
         def function(*args: Any, **params: Any) -> Any:
             if not _here.remote and not any(map(_is_remote, args)):
-                return found(*args, **params)
+                return attribute(*args, **params)
             if name in _CREATES and not any(map(_is_remote, args)):
                 return _CREATES[name](*args, **params)
             if name in _SHAPES:
@@ -149,7 +149,7 @@ class RemoteNamespace:
             if isinstance(ufunc := getattr(np, name, None), np.ufunc):
                 return _elementwise(ufunc, *args)
             if _here.remote and not any(map(_is_remote, args)):
-                return found(*args, **params)
+                return attribute(*args, **params)
             raise BackendError(f"{name} does not work on arrays of other processes yet")
 
         self.__dict__[name] = function

@@ -34,8 +34,8 @@ def small_float(name: str) -> np.dtype[Any]:
     2
     """
     try:
-        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
-        return found
+        dtype: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+        return dtype
     except (ImportError, AttributeError) as error:
         raise ArgumentTypeError(
             f"dtype {name} is defined by the library ml_dtypes, which cannot be used ({error}): pip install ml_dtypes"

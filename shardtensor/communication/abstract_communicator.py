@@ -112,13 +112,13 @@ def array_without_elements(x: Any, device: Device, caller: str) -> ShardedTensor
 
     It is the counterpart of `shardtensor.communication.transfer.array_on`.
     """
-    made = without_elements(_value(x.shape, x.dtype, device))
+    tensor = without_elements(_value(x.shape, x.dtype, device))
     is_tensor = isinstance(x, ShardedTensor)
     if not (is_tensor and x.sharding.mesh.flat == (device,)):
-        transfer = operand_transfer(x._aval if is_tensor else host_aval(x.shape, x.dtype), made.sharding)
+        transfer = operand_transfer(x._aval if is_tensor else host_aval(x.shape, x.dtype), tensor.sharding)
         announce_reading(x)
         transfer.infer(caller)
-    return made
+    return tensor
 
 
 @functools.lru_cache(16384)

@@ -110,8 +110,8 @@ class ArrayCommunicator(Communicator):
         if self._backend and not group.chunked and len(arrays) * arrays[0].nbytes <= between_memories.COLLECTED:
             self._note_sent([0])
             count = len(arrays) if mean else 1
-            made = between_memories.combined(self._backend, self.devices, arrays, ufunc, group.tree, count)
-            return self._delivered(made)
+            totals = between_memories.combined(self._backend, self.devices, arrays, ufunc, group.tree, count)
+            return self._delivered(totals)
         results = all_reduce(group, arrays, self._reduce_ops(arrays, ufunc, mean))
         return self._delivered([results[k] for k in group.members])
 

@@ -84,16 +84,16 @@ def joined(
                 arrays.append(column[i])
                 sources.append(source)
     outgoing = Outgoing(backend, arrays, sources)
-    made: dict[Any, Any] = {}
+    outputs: dict[Any, Any] = {}
     results = []
     for device, column in zip(devices, columns, strict=True):
         key = id(column), backend.memory_space(device)
-        if key not in made:
+        if key not in outputs:
             with backend.on(device):
                 out, places = _room(backend, column, axis, tiled)
                 outgoing.place([numbers[i, id(array)] for i, array in enumerate(column)], places, device)
-            made[key] = out
-        results.append(made[key])
+            outputs[key] = out
+        results.append(outputs[key])
     return results
 
 
@@ -139,8 +139,8 @@ def combined(
     firsts: dict[Any, Device] = {}
     for device in devices:
         firsts.setdefault(backend.memory_space(device), device)
-    made = {backend.memory_space(leader): total}
-    others = [device for space, device in firsts.items() if space not in made]
+    totals = {backend.memory_space(leader): total}
+    others = [device for space, device in firsts.items() if space not in totals]
     copies = backend.spread(total, leader, others)
-    made |= {backend.memory_space(device): copy for device, copy in zip(others, copies, strict=True)}
-    return [made[backend.memory_space(device)] for device in devices]
+    totals |= {backend.memory_space(device): copy for device, copy in zip(others, copies, strict=True)}
+    return [totals[backend.memory_space(device)] for device in devices]

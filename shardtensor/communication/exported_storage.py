@@ -40,7 +40,7 @@ class Exported(DeferredStorage):
         return Storage((array,))
 
     def shared(self) -> Storage:
-        """The same: a copy is no consumer's, and other handles may share it."""
+        """The same: a copy does not belong to a consumer, and other handles may share it."""
         return self.stored()
 
     def read(self, take: Callable[[Any], Any]) -> Any:
@@ -69,11 +69,11 @@ class Exported(DeferredStorage):
         with self._lock:
             if self._is_released():
                 return False, None
-            made = make(self.exported.buffers[0])
-            if made is None:
+            export = make(self.exported.buffers[0])
+            if export is None:
                 return True, None
-            self.leases.append(made[1])
-            return True, made[0]
+            self.leases.append(export[1])
+            return True, export[0]
 
     def is_released(self) -> bool:
         """Whether the last consumer has released the memory. This is final: from then on readers share the memory."""

@@ -115,10 +115,10 @@ class GatherPlan(RecordedPlan):
         if in_place := [j for j in candidates if devices[j] == device]:
             return in_place[0]
         processes = sorted({devices[j].process_index for j in candidates})
-        wanted = device.process_index
-        giver = wanted if wanted in processes else processes[wanted % len(processes)]
+        process = device.process_index
+        giver = process if process in processes else processes[process % len(processes)]
         own = [j for j in candidates if devices[j].process_index == giver]
-        return own[k % len(own)] if giver == wanted else own[0]
+        return own[k % len(own)] if giver == process else own[0]
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
         """See `RecordedPlan`."""
@@ -185,13 +185,13 @@ class GatherPlan(RecordedPlan):
 
     def _away(self, batch: Sequence[Sequence[_Piece]]) -> dict[Any, tuple[int, _Piece]]:
         """Returns the pieces that are sent to another process, each with the first request there that has it."""
-        found: dict[Any, tuple[int, _Piece]] = {}
+        firsts: dict[Any, tuple[int, _Piece]] = {}
         for k, (want, pieces) in enumerate(zip(self.wants, batch, strict=True)):
             for p in pieces:
                 source = self.source.devices[p.j]
                 if source != HOST and process_of(source) != process_of(want.device):
-                    found.setdefault(self._key(p, want.device), (k, p))
-        return found
+                    firsts.setdefault(self._key(p, want.device), (k, p))
+        return firsts
 
     @staticmethod
     def _key(piece: _Piece, device: Device) -> Any:

@@ -327,9 +327,9 @@ class _Rendezvous:
             if process == 0:
                 host = _own_address(host_and_port(self.launch.address or "")[0])
                 token = secrets.token_bytes(16)
-                made, port = Lifelines.listening(token, count, host, seconds)
+                lifelines, port = Lifelines.listening(token, count, host, seconds)
                 self.store.set("lifelines", f"{host} {port} {token.hex()}")
-                return made
+                return lifelines
             host, number, digits = self.store.get("lifelines").decode().split()
         except _StoreError as error:
             raise LateError(f"process 0 does not answer any more: {error}; start all of them again") from error

@@ -32,7 +32,7 @@ def merged(backend: Backend, ufunc: str, tree: Tree, arrays: Sequence[Any], k: i
     """
     if (
         ufunc == "multiply" and backend.dtype_of(arrays[k]).kind == "c"
-    ):  # Their sums of products are no kernel: see `fuse`.
+    ):  # Their sums of products are not a kernel: see `fuse`.
         return combine(tree, arrays.__getitem__, function_of(backend, ufunc), k)
     most = max(min(MERGED_AT_ONCE, _ARGUMENT_WORDS // (arrays[k].ndim + 1) - 1), 2)
     members, subtree, rest = _at_once(tree, k, most)

@@ -29,7 +29,7 @@ class Message(NamedTuple):
         return self.source == self.destination or shared_memory((self.source, self.destination)) is not None
 
     def packs_with(self) -> Any:
-        """A key that is equal for messages that may be sent as one; None for long arrays, which are sent alone."""
+        """A key that is equal for messages that may be sent as one; None for long arrays, each of which is one."""
         backend = backend_of(self.source)
         short = math.prod(self.array.shape) * backend.dtype_of(self.array).itemsize <= _PACKED_UP_TO
         return (self.source, self.destination, backend.dtype_of(self.array)) if short else None

@@ -146,12 +146,12 @@ class MPIEngine(Engine):
 
     def notices(self) -> dict[int, str]:
         """See `Engine`."""
-        found, status = {}, self._mpi.Status()
+        texts, status = {}, self._mpi.Status()
         while self._records.Iprobe(self._mpi.ANY_SOURCE, _NOTICE, status):
             text = np.empty(status.Get_count(), np.uint8)
             self._records.Recv(text, status.Get_source(), _NOTICE)
-            found[status.Get_source()] = text.tobytes().decode(errors="replace")
-        return found
+            texts[status.Get_source()] = text.tobytes().decode(errors="replace")
+        return texts
 
     def close(self, deadline: float) -> None:
         """See `Engine`. MPI itself is finalized when the process ends."""

@@ -92,10 +92,10 @@ def simulate(
     return SimulationReport(network, steps.found, result)
 
 
-def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
+def _mesh_for(args: Any, explicit: Mesh | None) -> Mesh:
     """Returns the mesh whose devices are simulated: the given one, that of the first tensor, or the default mesh."""
-    if given is not None and not isinstance(given, Mesh):
-        raise ArgumentTypeError(f"simulate: mesh is {type_text(given)}; wanted an AbstractMesh")
+    if explicit is not None and not isinstance(explicit, Mesh):
+        raise ArgumentTypeError(f"simulate: mesh is {type_text(explicit)}; wanted an AbstractMesh")
     tensors = [x for x in leaves(args) if isinstance(x, ShardedTensor)]
     for x in tensors:
         if not x._aval.backend.simulated:
@@ -103,9 +103,9 @@ def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
                 f"simulate: there is a tensor on {x.device!r} among the arguments, which has elements; give a "
                 "simulated one, such as st.empty_like(x, device=st.NamedSharding(st.AbstractMesh(...), spec))"
             )
-    mesh = given or next((x.sharding.mesh for x in tensors), None) or default_mesh()
+    mesh = explicit or next((x.sharding.mesh for x in tensors), None) or default_mesh()
     if mesh.flat[0].backend != NAME:
-        what = f"{mesh!r} has devices that exist" if given else "there is no simulated tensor among the arguments"
+        what = f"{mesh!r} has devices that exist" if explicit else "there is no simulated tensor among the arguments"
         raise ShardingError(f"simulate: {what}; wanted tensors on a st.AbstractMesh, or one as mesh=")
     return mesh
 
@@ -137,28 +137,28 @@ class _Network:
         self._coordinates = mesh.coordinates
         self._position = by_id(mesh.flat, np.arange(self.size))
 
-    def _by_axis(self, given: Any, what: str) -> dict[str, float]:
+    def _by_axis(self, links: Any, what: str) -> dict[str, float]:
         shape = self.mesh.shape
-        if isinstance(given, Mapping):
-            for name in given:
+        if isinstance(links, Mapping):
+            for name in links:
                 if name not in shape:
                     raise ArgumentError(
                         f"simulate: {what} has an entry for axis {name!r}; the mesh has {self.mesh.axis_names}"
                     )
             for name, n in shape.items():
-                if n > 1 and name not in given:
+                if n > 1 and name not in links:
                     raise ArgumentError(
                         f"simulate: {what} has no entry for axis {name!r}; wanted one for each axis of {self.mesh!r}"
                     )
-            figures = dict(given)
+            figures = dict(links)
         else:
-            figures = dict.fromkeys(shape, given)
+            figures = dict.fromkeys(shape, links)
         for figure in figures.values():
             real = isinstance(figure, (int, float, np.number)) and not isinstance(figure, bool)
             if not real or not (figure >= 0 and (what == "latency" or figure > 0)) or math.isinf(figure):
                 kind = ArgumentError if real else ArgumentTypeError
                 least = "0 or more" if what == "latency" else "above 0"
-                raise kind(f"simulate: {what} is {given!r:.60}; wanted a finite number, {least}, or a dict by axis")
+                raise kind(f"simulate: {what} is {links!r:.60}; wanted a finite number, {least}, or a dict by axis")
         return {name: float(figure) for name, figure in figures.items()}
 
     def positions(self, ids: Ints) -> Ints:
@@ -167,13 +167,13 @@ class _Network:
         Raises:
             ShardingError: a device is not in the mesh.
         """
-        found = self._position(ids)
-        for device in map(device_of, np.unique(ids[found < 0]).tolist()):
+        positions = self._position(ids)
+        for device in map(device_of, np.unique(ids[positions < 0]).tolist()):
             if device.backend == NAME:
                 raise ShardingError(
                     f"simulate: device {device} is not in {self.mesh!r}; give mesh=, one with all devices"
                 )
-        return np.where(found < 0, self.size, found)
+        return np.where(positions < 0, self.size, positions)
 
     def times(self, sources: Ints, destinations: Ints, sizes: Ints) -> Any:
         """Returns the seconds that each message takes."""
@@ -298,14 +298,14 @@ class _Steps:
         self._collectives: dict[tuple[str, str, int], list[Schedule]] = {}
         self._counts: dict[tuple[str, str], Ints] = {}
 
-    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+    def record(self, records: Callable[[], Iterable[Transfer]], cached: Callable[[], Recorded]) -> None:
         """See `shardtensor.communication.transfer_log.TransferListener`."""
         if isinstance(records, Collective) and records.axis:
             self._add_collective(records)
         elif isinstance(records, Schedule):
             self.found.append([records])
         else:
-            mine = [r for r in made() if r.bytes and NAME in (r.source.backend, r.destination.backend)]
+            mine = [r for r in cached() if r.bytes and NAME in (r.source.backend, r.destination.backend)]
             if mine:
                 self.found.append([Listed(mine, records if isinstance(records, TransferRecords) else None)])
 

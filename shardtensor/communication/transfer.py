@@ -301,7 +301,7 @@ def joined(pieces: tuple[Any, ...], value: Aval, caller: str) -> tuple[tuple[Any
     """Joins the arrays that the devices have of a value. Returns the buffers of its cells, and the number of bytes that
     were copied for each, which are recorded for ``caller``.
     """
-    made = [join(pieces, value, number) for number in range(len(value.cells.positions))]
-    for device, (_, nbytes) in zip(value.cells.grid.devices, made, strict=True):
+    pairs = [join(pieces, value, number) for number in range(len(value.cells.positions))]
+    for device, (_, nbytes) in zip(value.cells.grid.devices, pairs, strict=True):
         record_copy(caller, nbytes, device)
-    return tuple([array for array, _ in made]), [nbytes for _, nbytes in made]
+    return tuple([array for array, _ in pairs]), [nbytes for _, nbytes in pairs]

@@ -216,9 +216,9 @@ class TransferLog:
         self._kinds, self._devices = _Numbers[_Kind](), _Numbers[Device]()
         self._records = bytearray()  # Rows of the dtype `_ROW`.
 
-    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+    def record(self, records: Callable[[], Iterable[Transfer]], cached: Callable[[], Recorded]) -> None:
         """See `TransferListener`."""
-        new = made()
+        new = cached()
         kind, device = self._kinds.number, self._devices.number
         if not isinstance(new, TransferBatch):
             for r in new:
@@ -384,11 +384,11 @@ def _total(column: npt.NDArray[np.int64]) -> int:
 class TransferListener(Protocol):
     """An object that receives transfers while it is registered by `opened`."""
 
-    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+    def record(self, records: Callable[[], Iterable[Transfer]], cached: Callable[[], Recorded]) -> None:
         """Receives one call of `record_transfer`.
 
-        ``made`` returns its records, which are created once for all listeners; ``records`` is the function that creates
-        them.
+        ``cached`` returns its records, which are created once for all listeners; ``records`` is the function that
+        creates them.
         """
 
 
@@ -589,6 +589,6 @@ def record_copy(operator: str, nbytes: int, device: Device) -> None:
 
 
 def _record(listeners: Sequence[TransferListener], records: Callable[[], Iterable[Transfer]]) -> None:
-    made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
+    cached = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
     for listener in listeners:
-        listener.record(records, made)
+        listener.record(records, cached)

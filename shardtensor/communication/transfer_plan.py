@@ -49,8 +49,8 @@ class RecordedPlan(abc.ABC):
 
     def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
         """Checks the transfers against the guard and records them; see `record_transfer`."""
-        made = TransferRecords(self, itemsize, copied, operator, explicit)
-        record_transfer(operator, self.size * itemsize, explicit, made)
+        records = TransferRecords(self, itemsize, copied, operator, explicit)
+        record_transfer(operator, self.size * itemsize, explicit, records)
 
 
 class _Part(NamedTuple):
@@ -188,12 +188,12 @@ class TransferPlan(RecordedPlan):
                 outgoing.wait(device, dict.fromkeys(row.sources))
                 if row.one:
                     if row.numbers:
-                        made = backend.to_device(outgoing.packed[row.numbers[0]], row.sources[0], device)
+                        array = backend.to_device(outgoing.packed[row.numbers[0]], row.sources[0], device)
                     else:
-                        made = row.here[0][0].of(operands, backend)
+                        array = row.here[0][0].of(operands, backend)
                         # Replicas must be reduced in the same order on every device.
-                        made = made if as_they_lie else backend.contiguous(made)
-                    results.append(as_dtype(backend, made, dtype))
+                        array = array if as_they_lie else backend.contiguous(array)
+                    results.append(as_dtype(backend, array, dtype))
                     continue
                 out = backend.xp.empty(row.shape, dtype=dtype)
                 if fill is not None:
@@ -252,13 +252,13 @@ class TransferPlan(RecordedPlan):
         exchanges at most one piece; otherwise None.
         """
         devices = [device for grid in (self.result, *self.sources) for device in grid.devices]
-        found = list(map(backend_of, devices))
-        if len(set(map(id, found))) > 1 or found[0].on_host or found[0].simulated:
+        backends = list(map(backend_of, devices))
+        if len(set(map(id, backends))) > 1 or backends[0].on_host or backends[0].simulated:
             return None
         if shared_memory(tuple(devices)) is not None:
             return None
         pairs = [(self._source(piece), piece.k) for pieces in self.incoming for piece in pieces]
-        return found[0] if len(set(pairs)) == len(pairs) else None
+        return backends[0] if len(set(pairs)) == len(pairs) else None
 
     @cached_property
     def _spans(self) -> bool:
@@ -286,13 +286,13 @@ class TransferPlan(RecordedPlan):
     @cached_property
     def crossing(self) -> dict[Any, Piece]:
         """The pieces that are sent to another process, each for its first receiver there."""
-        found: dict[Any, Piece] = {}
+        firsts: dict[Any, Piece] = {}
         for pieces in self.incoming:
             for piece in pieces:
                 source = self.sources[self.regions[piece.region].operand].devices[piece.j]
                 if source != HOST and process_of(source) != process_of(self.result.devices[piece.k]):
-                    found.setdefault(_key(self, piece), piece)
-        return found
+                    firsts.setdefault(_key(self, piece), piece)
+        return firsts
 
     def receive(
         self,
@@ -369,20 +369,20 @@ class TransferPlan(RecordedPlan):
         """For each device of the result indices of boxes that contain all elements which no region covers: those around
         the elements that the device receives, or the whole array, if these are not a box.
         """
-        found: list[Sequence[Any]] = []
+        indices: list[Sequence[Any]] = []
         for k, pieces in enumerate(self.incoming):
             shape, boxes = self.result.shape(k), [piece.to for piece in pieces]
             ends = [(min(s.start for s in lines), max(s.stop for s in lines)) for lines in zip(*boxes, strict=True)]
             received = sum([math.prod([s.stop - s.start for s in box]) for box in boxes])
             if not boxes or received != math.prod([end - begin for begin, end in ends]):
-                found.append([...])
+                indices.append([...])
                 continue
             around: list[Any] = []
             for d, ((begin, end), size) in enumerate(zip(ends, shape, strict=True)):
                 within = tuple([slice(*pair) for pair in ends[:d]])
                 around += [(*within, slice(*line)) for line in ((0, begin), (end, size)) if line[0] < line[1]]
-            found.append(around)
-        return found
+            indices.append(around)
+        return indices
 
     def message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
         """Returns the message with the elements of one piece, a view of the operand's array."""
@@ -414,11 +414,13 @@ def _run_across(
         if grid.devices == (HOST,) and len(processes_of(plan.result.devices)) > 1:
             note(described(arrays[0]))
     devices = plan.result.devices
-    made = [None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)]
+    outputs = [
+        None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)
+    ]
     away = plan.crossing
     sent = [plan.message(piece, operands, devices[piece.k]) for piece in away.values()]
     # Elements that repeat along a new dimension are sent once, and copied to their places afterwards.
-    places = [_place(plan, piece, made[piece.k]) for piece in away.values()]
+    places = [_place(plan, piece, outputs[piece.k]) for piece in away.values()]
     into = [
         place if place is not None and tuple(place.shape) == tuple(array.shape) else None
         for place, (array, _, _) in zip(places, sent, strict=True)
@@ -441,7 +443,7 @@ def _run_across(
                 messages.append(plan.message(piece, operands, device))
             else:
                 messages.append(Message(arrived[key], devices[first.k], device))
-        results.append(plan.receive(k, pieces, messages, dtype, as_they_lie, fill, made[k]))
+        results.append(plan.receive(k, pieces, messages, dtype, as_they_lie, fill, outputs[k]))
     return tuple(results)
 
 

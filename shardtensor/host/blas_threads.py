@@ -65,12 +65,12 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
         return []
     from threadpoolctl import ThreadpoolController  # It takes a millisecond, and few programs need it.
 
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
     # For OpenBLAS, threadpoolctl's public setter has no effect in other threads while the first thread that called it
     # is alive. The lock of `_Shares` serializes the calls, so the underlying setter is called instead.
     return [
         (library.get_num_threads, getattr(library, "_real_set_num_threads", library.set_num_threads))
-        for library in found
+        for library in libraries
     ]
 
 

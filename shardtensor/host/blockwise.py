@@ -243,12 +243,12 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     scratch = np.empty((2, min(rows, len(out)), *out.shape[1:]), word)
     for begin in range(0, len(out), rows):
         here = slice(begin, begin + rows)
-        mask, made = scratch[:, : len(out) - begin]
+        mask, bits = scratch[:, : len(out) - begin]
         np.copyto(mask, chosen[here])
         np.negative(mask, out=mask)
-        np.bitwise_xor(a[here], b[here], out=made)
-        np.bitwise_and(made, mask, out=made)
-        np.bitwise_xor(made, b[here], out=target[here])
+        np.bitwise_xor(a[here], b[here], out=bits)
+        np.bitwise_and(bits, mask, out=bits)
+        np.bitwise_xor(bits, b[here], out=target[here])
 
 
 # -- division into blocks --------------------------------------------------------------------------
@@ -376,9 +376,9 @@ def _order(arrays: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
     # NumPy chooses the order for operands with the same strides and sizes of at most two, which are never read.
     small = [as_strided(_NOTHING, [min(n, 2) for n in a.shape], a.strides) for a in operands]
     flags: Any = [["readonly"]] * len(small) + [["writeonly", "allocate"]]
-    given: Any = [*small, None]
-    made = np.nditer(given, ["zerosize_ok"], flags, [None] * len(small) + ["b"]).operands[-1]
-    return tuple(sorted(range(len(shape)), key=lambda d: -abs(made.strides[d])))
+    inputs: Any = [*small, None]
+    result = np.nditer(inputs, ["zerosize_ok"], flags, [None] * len(small) + ["b"]).operands[-1]
+    return tuple(sorted(range(len(shape)), key=lambda d: -abs(result.strides[d])))
 
 
 _NOTHING = np.empty(1, "b")

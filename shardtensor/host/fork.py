@@ -33,9 +33,9 @@ def lock() -> Any:
     All locks are reentrant, since finalizers that the garbage collector calls may call the library while one is held.
     Registering a lock takes about a microsecond.
     """
-    made = threading.RLock()
-    _locks.add(made)
-    return made
+    new_lock = threading.RLock()
+    _locks.add(new_lock)
+    return new_lock
 
 
 def is_mine(held: Any) -> bool:

@@ -40,8 +40,8 @@ def in_one_thread(name: str, x: Any, n: int | None, axis: int, norm: str | None)
     """
     if x.dtype != np.float16:
         return getattr(np.fft, name)(x, n, axis, norm)
-    made = getattr(np.fft, name)(x.astype(np.float32), n, axis, norm)
-    return made if made.dtype.kind == "c" else made.astype(np.float16)
+    result = getattr(np.fft, name)(x.astype(np.float32), n, axis, norm)
+    return result if result.dtype.kind == "c" else result.astype(np.float16)
 
 
 @functools.cache

@@ -126,13 +126,13 @@ def _sorted_line(x: Any) -> Any:
     two neighbouring parts, which are sorted again.
     """
     count, line, out = num_threads(), memory_pool.empty(x.shape, x.dtype), memory_pool.empty(x.shape, x.dtype)
-    given = [x[k::count] for k in range(count)]
-    pieces = np.split(line, np.cumsum([part.size for part in given[:-1]]))
+    slices = [x[k::count] for k in range(count)]
+    pieces = np.split(line, np.cumsum([part.size for part in slices[:-1]]))
     cuts = [[piece.size * j // count for j in range(count + 1)] for piece in pieces]
     bounds = np.sum(cuts, axis=0).tolist()
 
     def divide(k: int) -> None:
-        np.copyto(pieces[k], given[k])
+        np.copyto(pieces[k], slices[k])
         _select(pieces[k][None], cuts[k][1:-1])
 
     def order(k: int) -> None:
@@ -243,10 +243,10 @@ def _by_lines(x: Any, axis: int, dtype: np.dtype[Any], function: _ByLines) -> An
             function(cube[index], 1, into[index])
         else:  # NumPy walks along lines whose elements are not adjacent far more slowly than it copies them.
             part = cube[index]
-            block, made = [np.empty((part.shape[0], part.shape[2], n), kind) for kind in (x.dtype, dtype)]
+            block, output = [np.empty((part.shape[0], part.shape[2], n), kind) for kind in (x.dtype, dtype)]
             _transpose(part, block.transpose(0, 2, 1))
-            function(block, 2, made)
-            _transpose(made.transpose(0, 2, 1), into[index])
+            function(block, 2, output)
+            _transpose(output.transpose(0, 2, 1), into[index])
 
     each(work, len(blocks))
     return out
@@ -273,12 +273,12 @@ def searchsorted(x1: Any, x2: Any, side: str) -> Any:
 
     def work(k: int) -> None:
         part = slice(k * _BLOCK, (k + 1) * _BLOCK)
-        wanted, found = flat[part], into[part]
-        if not in_order or bool((wanted[1:] >= wanted[:-1]).all()):
-            found[...] = np.searchsorted(x1, wanted, side=side)  # type: ignore[call-overload]
+        keys, positions = flat[part], into[part]
+        if not in_order or bool((keys[1:] >= keys[:-1]).all()):
+            positions[...] = np.searchsorted(x1, keys, side=side)  # type: ignore[call-overload]
             return
-        order = _order(wanted)
-        found[order] = np.searchsorted(x1, wanted[order], side=side)  # type: ignore[call-overload]
+        order = _order(keys)
+        positions[order] = np.searchsorted(x1, keys[order], side=side)  # type: ignore[call-overload]
 
     each(work, -(-x2.size // _BLOCK))
     return out
@@ -304,10 +304,10 @@ def elements_of_ranks(lines: Any, ranks: list[int]) -> Any:
         return sort(lines, 1)[:, ranks]
     last, copied = lines.shape[1] - 1, lines.copy()
     _select(copied, [rank for rank in ranks if rank != last])
-    found = copied[:, ranks]
+    elements = copied[:, ranks]
     if ranks and ranks[-1] == last:  # The greatest element takes one pass, and is NaN if any element is.
-        np.max(lines, axis=1, out=found[:, -1])
-    return found
+        np.max(lines, axis=1, out=elements[:, -1])
+    return elements
 
 
 def _select(lines: Any, ranks: list[int]) -> None:

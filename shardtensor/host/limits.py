@@ -42,13 +42,13 @@ def count_from_environment(name: str, most: int) -> int | None:
     Raises:
         BackendError: the variable has another value.
     """
-    given = os.environ.get(name)
-    if given is None:
+    text = os.environ.get(name)
+    if text is None:
         return None
-    digits = given.lstrip("0") if given.isascii() and given.isdigit() else ""
+    digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
     # The length is checked first, since int() rejects very long strings.
     if not digits or len(digits) > len(str(most)) or int(digits) > most:
-        shown = repr(given) if len(given) <= _SHOWN else f"{given[:_SHOWN]!r}…"
+        shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
         raise BackendError(
             f"{name} is {shown}; wanted an integer from 1 to {most:,}: set it before the program starts, or unset it"
         )

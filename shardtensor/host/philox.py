@@ -30,9 +30,9 @@ def words(key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
     """
     # It is taken out, since a signal handler or a finalizer may call this function meanwhile, in the same thread.
     generator: _Generator = _local.__dict__.pop("generator", None) or _Generator()
-    found = generator.words(key, counter, blocks)
+    result = generator.words(key, counter, blocks)
     _local.generator = generator
-    return found
+    return result
 
 
 class _Generator:

@@ -129,7 +129,7 @@ def _created(name: str, at: int, old: int | None) -> int | None:
         raise
     try:
         _copy_attributes(old, new)
-    except OSError:  # The old file is written, which raises again what is no matter of attributes.
+    except OSError:  # The old file is written, which raises the error again if it is not about attributes.
         os.close(new)
         os.unlink(name, dir_fd=at)
         return None
@@ -143,11 +143,11 @@ def _copy_attributes(old: int, new: int) -> None:
     was, now = os.fstat(old), os.fstat(new)
     if (was.st_uid, was.st_gid) != (now.st_uid, now.st_gid):
         os.fchown(new, was.st_uid, was.st_gid)
-    wanted, given = _extended_attributes(old), _extended_attributes(new)
-    for name in given.keys() - wanted.keys():  # A folder may give its files an access control list.
+    old_attributes, new_attributes = _extended_attributes(old), _extended_attributes(new)
+    for name in new_attributes.keys() - old_attributes.keys():  # A folder may give its files an access control list.
         os.removexattr(new, name)
-    for name, value in wanted.items():
-        if given.get(name) != value:
+    for name, value in old_attributes.items():
+        if new_attributes.get(name) != value:
             os.setxattr(new, name, value)
     os.fchmod(new, stat.S_IMODE(was.st_mode))
 

@@ -36,10 +36,10 @@ def distrust(folder: str, create: bool = False) -> str | None:
     pending = [name for name in reversed(folder.split("/")) if name not in ("", ".")]
     path, links = "/", 0
     while True:
-        found = _status(path, create)
-        if found.st_uid not in (user, root):
-            return f"{path} belongs to another user (number {found.st_uid})"
-        if stat.S_ISLNK(found.st_mode):
+        status = _status(path, create)
+        if status.st_uid not in (user, root):
+            return f"{path} belongs to another user (number {status.st_uid})"
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _MOST_LINKS:
                 return f"{folder} has too many symbolic links"
@@ -47,12 +47,12 @@ def distrust(folder: str, create: bool = False) -> str | None:
             pending += [name for name in reversed(target.split("/")) if name not in ("", ".")]
             path = "/" if os.path.isabs(target) else os.path.dirname(path)
             continue  # The folder of the link is examined again, which is harmless.
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             return f"{path} is not a folder"
-        if _others_write(found, path) and not (pending and found.st_mode & stat.S_ISVTX):
+        if _others_write(status, path) and not (pending and status.st_mode & stat.S_ISVTX):
             return f"other users may write to {path}"
         if not pending:
-            return None if found.st_uid == user else f"{path} belongs to another user (number {found.st_uid})"
+            return None if status.st_uid == user else f"{path} belongs to another user (number {status.st_uid})"
         name = pending.pop()
         # No link is left in the path, so that its parent is the one of its text.
         path = os.path.dirname(path) if name == ".." else os.path.join(path, name)
@@ -69,29 +69,29 @@ def _status(path: str, create: bool) -> os.stat_result:
     return os.lstat(path)
 
 
-def distrust_file(found: os.stat_result) -> str | None:
+def distrust_file(status: os.stat_result) -> str | None:
     """Returns why an open file is not one that only the user can have written; None if it is."""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to another user (number {found.st_uid})"
-    return "other users may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+    if status.st_uid != os.geteuid():
+        return f"it belongs to another user (number {status.st_uid})"
+    return "other users may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
-def _others_write(found: os.stat_result, path: str) -> bool:
-    if found.st_mode & stat.S_IWGRP:
+def _others_write(status: os.stat_result, path: str) -> bool:
+    if status.st_mode & stat.S_IWGRP:
         # In an access control list, the group's bits are the most that any of its users has.
-        return bool(found.st_mode & stat.S_IWOTH) or not _is_private(found.st_gid) or _has_list(path)
-    return bool(found.st_mode & stat.S_IWOTH)
+        return bool(status.st_mode & stat.S_IWOTH) or not _is_private(status.st_gid) or _has_list(path)
+    return bool(status.st_mode & stat.S_IWOTH)
 
 
 def _is_private(group: int) -> bool:
     """Whether a group has only the user: it has the user's name, by convention, and no other member."""
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:  # Containers run programs under numbers that have no names.
         return False
-    return found.gr_name == user.pw_name and group == user.pw_gid and {user.pw_name}.issuperset(found.gr_mem)
+    return entry.gr_name == user.pw_name and group == user.pw_gid and {user.pw_name}.issuperset(entry.gr_mem)
 
 
 def _has_list(path: str) -> bool:

@@ -21,7 +21,7 @@ from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, reduced
 
-Found = tuple[ShardedTensor, ViewSpec, Aval, bool]
+InferredView = tuple[ShardedTensor, ViewSpec, Aval, bool]
 """A base, the view spec of an element or of a scalar, its aval, and whether it is an element (see `infer_view`)."""
 
 
@@ -44,11 +44,11 @@ class CallInterpreter(Interpreter):
         parts = op.parts
         try:
             if parts.view_spec and type(operands[0]) is ShardedTensor:
-                found = infer_view(op, operands[0], params)
-                if found is not None:
-                    base, view_spec, value, is_element = found
+                view = infer_view(op, operands[0], params)
+                if view is not None:
+                    base, view_spec, value, is_element = view
                     if is_element or operands[0]._is_scalar:
-                        return self.element(op, operands, params, found)
+                        return self.element(op, operands, params, view)
                     return tensor(value, View(base, view_spec))
             if parts.composite or parts.algorithm:
                 if "ml_dtypes" in modules and has_small_floats(op, operands, params):
@@ -67,7 +67,7 @@ class CallInterpreter(Interpreter):
             raise
 
     @abc.abstractmethod
-    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, view: InferredView, /) -> Any:
         """Returns a copy of an element, or of a scalar: neither is ever written, so that no view is needed.
 
         Raises:
@@ -111,8 +111,8 @@ def composed(op: Op, operands: Operands, params: Params) -> Any:
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:
-    """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
-    or scalars.
+    """Returns the operands of an operator with an algorithm, of which those that are not pytrees are converted to
+    arrays or scalars.
     """
     if op.signature.variadic:
         return operands

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardtensor.communication.between_processes.processes import JOB, identify, note_error
 from shardtensor.core import Function, Op, Operands, Params, set_default_interpreter
-from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, composed, raise_named
+from shardtensor.interpreters.calls import NAMED, CallInterpreter, InferredView, array_operands, composed, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.small_results import small_call, small_result
@@ -24,13 +24,13 @@ class EagerInterpreter(CallInterpreter):
 
     __slots__ = ()
 
-    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, view: InferredView, /) -> Any:
         """Returns an independent copy of an element, or of a scalar."""
         entry: list[Any] = [operands]  # As `reading` does, in less time.
         key = id(entry)
         READS[key] = entry
         try:
-            copy = copied_scalar(operands[0], found)
+            copy = copied_scalar(operands[0], view)
             if type(copy._storage) is Storage:
                 track(entry, copy)
             return copy

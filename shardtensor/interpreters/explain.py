@@ -14,7 +14,7 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by, tra
 from shardtensor.core import ABOVE, Function, Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.host.units import counted
-from shardtensor.interpreters.calls import CallInterpreter, Found
+from shardtensor.interpreters.calls import CallInterpreter, InferredView
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, struct
 from shardtensor.interpreters.views.scalar_elements import ScalarElement
@@ -120,9 +120,9 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     if not callable(fn):
         raise ArgumentTypeError(f"explain: fn is {type_text(fn)}; wanted a function")
     explainer = _Explainer(INFER)
-    given = arguments((args, kwargs))
+    inputs = arguments((args, kwargs))
     with interpreting(explainer), recorded_by():
-        result = fn(*given[0], **given[1])
+        result = fn(*inputs[0], **inputs[1])
     return Explanation(explainer.calls, map_leaves(struct, result))
 
 
@@ -140,7 +140,7 @@ class _Explainer(CallInterpreter):
         self.calls: list[ExplainedCall] = []
         self._program: _Explainer | None = None
 
-    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, view: InferredView, /) -> Any:
         """Lists the copy of an element, or of a scalar."""
         return self._inferred(op, operands, params, "runs on each device")
 
@@ -177,8 +177,8 @@ class _Explainer(CallInterpreter):
         """Returns the parameters with functions whose calls are listed inside of the loop or of the branch, the last
         time that they are called.
         """
-        given = dict(zip(op.params, params, strict=True))
-        call.operator = given["caller"]
+        named = dict(zip(op.params, params, strict=True))
+        call.operator = named["caller"]
         calls: dict[int, list[ExplainedCall]] = {}
 
         def listed(fn: Function) -> Function:
@@ -196,9 +196,9 @@ class _Explainer(CallInterpreter):
             return function
 
         for name in op.signature.functions:
-            functions = given[name]
-            given[name] = tuple(map(listed, functions)) if isinstance(functions, tuple) else listed(functions)
-        return tuple(given.values())
+            functions = named[name]
+            named[name] = tuple(map(listed, functions)) if isinstance(functions, tuple) else listed(functions)
+        return tuple(named.values())
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks a write, and adds it to the list."""

@@ -16,7 +16,7 @@ from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
-from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, raise_named
+from shardtensor.interpreters.calls import NAMED, CallInterpreter, InferredView, array_operands, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
 from shardtensor.interpreters.views.scalar_elements import ScalarElement, compute_on_owners, owners_of
@@ -89,9 +89,9 @@ class InferInterpreter(CallInterpreter):
 
     only_infers = True
 
-    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, view: InferredView, /) -> Any:
         """Infers an element, which is sent to other devices when it is first read, or a copy of a scalar."""
-        x, (_, view_spec, value, is_element) = stand_in(operands[0]), found
+        x, (_, view_spec, value, is_element) = stand_in(operands[0]), view
         if not is_element:
             source = x if lacks_elements(x) else without_elements(x._aval)
             storage = evaluate(tensor(source._aval, source._storage), view_spec)._storage
@@ -118,8 +118,8 @@ class InferInterpreter(CallInterpreter):
         assert op.parts.infer is not None
         operands = stand_ins(op, operands)
         check_not_donated(*operands)
-        found = map_leaves(_from_aval, op.parts.infer(*array_operands(op, operands), *params))
-        return mark_array(found) if "keeps arrays" in op.tags else found
+        result = map_leaves(_from_aval, op.parts.infer(*array_operands(op, operands), *params))
+        return mark_array(result) if "keeps arrays" in op.tags else result
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of a plan."""
@@ -169,11 +169,11 @@ class AbstractDeviceInterpreter(InferInterpreter):
             kinds = [self._kind(x) for x in operands]
             key = None if None in kinds else (op, params, *map(type, params), *kinds)
             try:
-                found = _inferred.get(key)
+                entry = _inferred.get(key)
             except TypeError:  # A parameter is not hashable.
-                key = found = None
-            if found is not None:
-                return on_device(found, self.device)
+                key = entry = None
+            if entry is not None:
+                return on_device(entry, self.device)
         result = super().apply(op, operands, params)
         if key is not None and result.ndim and result.device == self.device:
             if len(_inferred) >= _KEPT:
@@ -273,9 +273,9 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """
     if not callable(fn):
         raise ArgumentTypeError(f"eval_shape: fn is {type_text(fn)}; wanted a function")
-    given = arguments((args, kwargs))
+    inputs = arguments((args, kwargs))
     with interpreting(INFER), recorded_by():
-        result = fn(*given[0], **given[1])
+        result = fn(*inputs[0], **inputs[1])
     return map_leaves(struct, result)
 
 
@@ -297,6 +297,6 @@ def struct(x: Any) -> Any:
 
 
 def _struct_of(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> ShapeDtypeStruct:
-    found: ShapeDtypeStruct = object.__new__(ShapeDtypeStruct)
-    found._aval = aval(shape, dtype, sharding, committed)
-    return found
+    struct: ShapeDtypeStruct = object.__new__(ShapeDtypeStruct)
+    struct._aval = aval(shape, dtype, sharding, committed)
+    return struct

@@ -17,14 +17,14 @@ class Nested(Interpreter):
     Attributes:
         outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
-        in_program: in a program of a map, the interpreter of its device, whose arrays are no tensors.
+        in_program: in a program of a map, the interpreter of its device, whose arrays are not tensors.
     """
 
     def __init__(self) -> None:
-        found = innermost()
-        self.outer: Callable[..., Any] | None = None if found is None else found.apply
-        self.device: Device | None = getattr(found, "device", None)
-        self.in_program = program_of(found)
+        interpreter = innermost()
+        self.outer: Callable[..., Any] | None = None if interpreter is None else interpreter.apply
+        self.device: Device | None = getattr(interpreter, "device", None)
+        self.in_program = program_of(interpreter)
 
     @property
     def only_infers(self) -> bool:  # type: ignore[override]
@@ -40,8 +40,8 @@ class Nested(Interpreter):
         """Makes this the innermost interpreter in the context, around which is the one that was, such as that which
         executes or traces the function of a loop or of a branch.
         """
-        before, found = self.outer, innermost()
-        self.outer = None if found is None else found.apply
+        before, interpreter = self.outer, innermost()
+        self.outer = None if interpreter is None else interpreter.apply
         try:
             with interpreting(self):
                 yield

@@ -50,8 +50,8 @@ class DeviceInterpreter(Interpreter):
         self.device = device
         self.backend: Backend = backend_of(device)
         self.sharding = as_sharding(device, 0, "map")
-        made = type(self.backend)
-        self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
+        backend_type = type(self.backend)
+        self.stateless = backend_type.on is Backend.on and backend_type.capture_modes is Backend.capture_modes
         self.records = self.backend.records
         self.avals: dict[Any, Aval] = {}
 
@@ -76,7 +76,7 @@ class DeviceInterpreter(Interpreter):
                 x = operands[0]
                 if self.backend.is_recorded((x,) if type(x) is self.records else leaves(x)):
                     return op.parts.recorded(self.backend, x, *params)
-            return op.parts.algorithm(*operands, *params)  # type: ignore[misc]
+            return op.parts.algorithm(*operands, *params) if op.parts.algorithm else composed(op, operands, params)
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.
         elsewhere = named.pop("device", None) is not None or (op.parts.algorithm and not op.parts.kernel)

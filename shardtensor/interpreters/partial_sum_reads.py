@@ -16,8 +16,8 @@ from shardtensor.tensor.value import stacked
 @implements(declared.add_partials, "algorithm", "infer")
 def add_partials(x: ShardedTensor, explicit: bool, axis: int, keepdims: bool, layout: Where | None) -> ShardedTensor:
     """Adds partial sums."""
-    made: ShardedTensor = run(OPS["add_partials"], (x,), (explicit, axis, keepdims, layout))
-    return made
+    result: ShardedTensor = run(OPS["add_partials"], (x,), (explicit, axis, keepdims, layout))
+    return result
 
 
 @implements(declared.partial_sums, "algorithm", "infer")
@@ -28,10 +28,10 @@ def partial_sums(x: ShardedTensor) -> ShardedTensor:
     base, view_spec = x._base_and_view()
     if base is x:
         return declared.held_by_first(x)
-    made, target = _viewed(partial_sums(base), view_spec), stacked(x._aval).sharding
-    if made.sharding == target:
-        return made
-    return execute(OPS["transfer_to"], (made,), (target, "reshard", made.committed, False, None))  # type: ignore[no-any-return]
+    partials, target = _viewed(partial_sums(base), view_spec), stacked(x._aval).sharding
+    if partials.sharding == target:
+        return partials
+    return execute(OPS["transfer_to"], (partials,), (target, "reshard", partials.committed, False, None))  # type: ignore[no-any-return]
 
 
 def _viewed(x: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:

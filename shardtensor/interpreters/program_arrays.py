@@ -10,9 +10,9 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor_of
 
 
-def program_of(found: Any) -> DeviceInterpreter | None:
+def program_of(interpreter: Any) -> DeviceInterpreter | None:
     """Returns the interpreter of the device, given the innermost one in a program of a map."""
-    return found if isinstance(found, DeviceInterpreter) else getattr(found, "in_program", None)
+    return interpreter if isinstance(interpreter, DeviceInterpreter) else getattr(interpreter, "in_program", None)
 
 
 def adopted(here: DeviceInterpreter, x: Any) -> Any:

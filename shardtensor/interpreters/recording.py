@@ -66,14 +66,14 @@ class RecordingInterpreter(CallInterpreter):
         with announced(), executing():
             EAGER.write(out, op, operands, params)
 
-    def run(self, program: Any, given: Any, /) -> Any:
+    def run(self, program: Any, inputs: Any, /) -> Any:
         """Runs a program after its transfers have been recorded."""
         if not is_recording():
-            return program.execute(given)
+            return program.execute(inputs)
         with inferring():
-            program.infer(given)
+            program.infer(inputs)
         with announced(), executing():
-            return program.execute(given)
+            return program.execute(inputs)
 
     def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
         """Calls a function that is composed of operators, each of which is recorded."""

@@ -34,7 +34,7 @@ _MOST_BYTES = 1 << 17
 """The size of operands up to which one call of NumPy in one thread takes less time than those of several operators."""
 
 _PLAIN = frozenset([bool, int, str, type(None)])
-"""Types of arguments that are no arrays, hold none, and are equal only if they are the same."""
+"""Types of arguments that are not arrays, hold none, and are equal only if they are the same."""
 
 _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 """The errors of NumPy's functions."""
@@ -181,22 +181,22 @@ def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedT
     """
     if not _are_small(tensors):
         return None
-    given: list[ShardedTensor] = []
+    operands: list[ShardedTensor] = []
     dtypes: list[Any] = []
 
     def stand_in(x: Any) -> Any:
         if isinstance(x, (ShardedTensor, np.ndarray, np.generic)):
             dtypes.append(x.dtype)
         if type(x) is ShardedTensor:
-            given.append(without_elements(x._aval))
-            return given[-1]
+            operands.append(without_elements(x._aval))
+            return operands[-1]
         return np.zeros(x.shape, x.dtype) if type(x) is np.ndarray else x
 
     arrays, named = map_items(stand_in, args), {name: map_items(stand_in, x) for name, x in kwargs.items()}
     if any(map(is_small_float, dtypes)):  # NumPy promotes these to other dtypes than operators do.
         return None
     with interpreting(INFER), recorded_by(), np.errstate(all="ignore"):  # Zeros may be divisors.
-        return _layout_of(function(*arrays, **named), NoElements, given)
+        return _layout_of(function(*arrays, **named), NoElements, operands)
 
 
 def _layout_of(result: Any, kind: type, operands: list[ShardedTensor]) -> _Layout | None:
@@ -228,20 +228,20 @@ def _computed(host: Function, layout: _Layout, args: Any, kwargs: dict[str, Any]
     arrays = [x if type(x) in _PLAIN else map_items(whole, x) for x in args]
     named = {name: map_items(whole, x) for name, x in kwargs.items()}
     try:
-        made = host(*arrays, **named)
+        result = host(*arrays, **named)
     except _FAILURES:  # The composition raises an error of its own.
         return NotImplemented
-    return NotImplemented if made is NotImplemented else _placed(layout, made)
+    return NotImplemented if result is NotImplemented else _placed(layout, result)
 
 
-def _placed(layout: _Layout, made: Any) -> Any:
+def _placed(layout: _Layout, result: Any) -> Any:
     if not isinstance(layout, Aval):
         kind, parts = layout
-        items = [_placed(*pair) for pair in zip(parts, made, strict=True)]
+        items = [_placed(*pair) for pair in zip(parts, result, strict=True)]
         if any(item is NotImplemented for item in items):
             return NotImplemented
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
-    array = np.asarray(made)
+    array = np.asarray(result)
     if array.shape != layout.shape or array.dtype != layout.dtype:  # They depend on elements.
         return NotImplemented
     return tensor_of(layout, (array if array.base is None else array.copy(),))  # It may be a view of an operand.

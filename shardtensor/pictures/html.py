@@ -78,8 +78,8 @@ def table_html(rows: Sequence[Sequence[str]]) -> str:
 def _row(tag: str, cells: Sequence[str]) -> str:
     """Returns a row of a table."""
     sides = ["right" if cell[:1].isdigit() else "left" for cell in cells]
-    made = [f'<{tag} style="text-align: {s}">{escape(c)}</{tag}>' for s, c in zip(sides, cells, strict=True)]
-    return f"<tr>{''.join(made)}</tr>"
+    elements = [f'<{tag} style="text-align: {s}">{escape(c)}</{tag}>' for s, c in zip(sides, cells, strict=True)]
+    return f"<tr>{''.join(elements)}</tr>"
 
 
 _ROW = "display: flex; flex-wrap: wrap; gap: 1em"

@@ -211,22 +211,22 @@ def _captions(parts: Sequence[Part], separator: str, widths: dict[Range, int]) -
     return [part.label(space) for part, space in spaces.items()]
 
 
-def _lengths(ranges: Sequence[Range], least: int, wanted: int, most: int) -> dict[Range, int]:
+def _lengths(ranges: Sequence[Range], least: int, target: int, most: int) -> dict[Range, int]:
     """Returns lengths in proportion to the sizes of ranges.
 
-    Their sum is ``wanted``, or larger if the smallest range needs it for the length ``least``, but at most ``most``.
+    Their sum is ``target``, or larger if the smallest range needs it for the length ``least``, but at most ``most``.
     Ranges that would still be shorter than ``least`` get that length.
     """
     sizes = {r: r[1] - r[0] for r in ranges}
-    total = min(most, max(wanted, math.ceil(least * sum(sizes.values()) / min(sizes.values()))))
+    total = min(most, max(target, math.ceil(least * sum(sizes.values()) / min(sizes.values()))))
     short: set[Range] = set()
     while True:
         rest = total - least * len(short)
         whole = sum(sizes[r] for r in sizes.keys() - short)
-        found = {r for r in sizes.keys() - short if rest * sizes[r] < least * whole}
-        if not found:
+        shorter = {r for r in sizes.keys() - short if rest * sizes[r] < least * whole}
+        if not shorter:
             return {r: least if r in short else rest * size // whole for r, size in sizes.items()}
-        short |= found
+        short |= shorter
 
 
 def _width(caption: str) -> int:

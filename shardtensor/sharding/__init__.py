@@ -1,4 +1,4 @@
-"""Pure arithmetic of shardings: mesh, spec, split rule, rule language, index and view arithmetic, copy plans, pictures.
+"""Pure arithmetic of shardings: mesh, spec, split rule, rule language, index and view arithmetic, copy plans.
 
 The main nouns are `Mesh`, `PartitionSpec`, `NamedSharding`, `Grid` (the shards of an array of a given shape), `Region`
 (a box of a result and the operand elements that fill it) and `ViewSpec` (NumPy's view arithmetic without arrays).

@@ -42,8 +42,8 @@ class Cells:
         Args:
             groups: the positions of the devices of each group.
         """
-        found = [self._part(group) for group in groups]
-        return None if None in found else found  # type: ignore[return-value]
+        parts = [self._part(group) for group in groups]
+        return None if None in parts else parts  # type: ignore[return-value]
 
     def _part(self, group: Sequence[int]) -> Part | None:
         numbers = {self.shards[k][0] for k in group}
@@ -81,22 +81,22 @@ def cells(grid: Grid, memories: tuple[Hashable, ...]) -> Cells:
     groups: list[list[int]] = [[] for _ in numbers]
     for k, memory in enumerate(memories):
         groups[numbers[memory]].append(k)
-    found = _boxes(grid, groups)
-    if found is None:
+    layout = _boxes(grid, groups)
+    if layout is None:
         parts, split = grid.linear_parts().tolist(), dict[tuple[Hashable, int], list[int]]()
         for k, pair in enumerate(zip(memories, parts, strict=True)):
             split.setdefault(pair, []).append(k)
         groups = list(split.values())
-        found = grid.offsets, grid.parts[[group[0] for group in groups]]
-    made = Grid(tuple([grid.devices[group[0]] for group in groups]), *found)
+        layout = grid.offsets, grid.parts[[group[0] for group in groups]]
+    cell_grid = Grid(tuple([grid.devices[group[0]] for group in groups]), *layout)
     shards: list[Part] = [(0, None)] * len(memories)
     for number, group in enumerate(groups):
-        outer = made.box(number)
+        outer = cell_grid.box(number)
         for k in group:
             inner = grid.box(k)
             within = tuple([slice(a - at, b - at) for (a, b), (at, _) in zip(inner, outer, strict=True)])
             shards[k] = number, None if inner == outer else within
-    return Cells(made, groups, shards)
+    return Cells(cell_grid, groups, shards)
 
 
 def _boxes(grid: Grid, groups: Sequence[Sequence[int]]) -> tuple[tuple[Ints, ...], Ints] | None:

@@ -277,12 +277,12 @@ def _turns_of_processes(senders: Ints, parts: Ints, receivers: Ints, source: Gri
     pairs, inverse = np.unique((part * width + process + 1).ravel(), return_inverse=True)
     order, ends = np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))
     for pair, pieces in zip(pairs.tolist(), np.split(order, ends)[:-1], strict=True):
-        at, wanted = pair // width, pair % width - 1
+        at, taker = pair // width, pair % width - 1
         have: dict[int, list[int]] = {}
         for k in senders[at][senders[at] >= 0].tolist():
             have.setdefault(giving[k], []).append(k)
         several = sorted(have)
-        some = np.array(have.get(wanted) or have[several[wanted % len(several)]][:1], np.int64)
+        some = np.array(have.get(taker) or have[several[taker % len(several)]][:1], np.int64)
         turn.ravel()[pieces] = some[rank.ravel()[pieces] % len(some)]
     return turn
 

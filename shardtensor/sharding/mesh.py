@@ -40,7 +40,7 @@ class Mesh:
         shape: a read-only mapping from the name of each axis to its size, in order.
 
     Raises:
-        ArgumentTypeError: an element of ``devices`` is not a `Device`, or ``axis_names`` is no name or sequence.
+        ArgumentTypeError: an element of ``devices`` is not a `Device`, or ``axis_names`` is not a name or a sequence.
         ShardingError: the number of names differs from the number of dimensions, a name or a device occurs twice, a
             name is not a non-empty string, or the grid is empty.
 
@@ -130,19 +130,19 @@ class Mesh:
         return ABOVE["mesh_html"](self)  # type: ignore[no-any-return]
 
 
-def integers(given: Any, name: str) -> list[int]:
+def integers(argument: Any, name: str) -> list[int]:
     """Converts an argument that is an integer or a sequence of integers to a list of Python integers.
 
     Raises:
-        ArgumentTypeError: ``given`` is something else; the message calls it ``name``.
+        ArgumentTypeError: ``argument`` is something else; the message calls it ``name``.
     """
     try:
-        # Bytes, sets and dictionaries may have integers for items, but are no sequences of sizes, as for NumPy.
-        several = np.iterable(given) and not isinstance(given, (bytes, bytearray, Set, Mapping))
-        return [operator.index(n) for n in (given if several else (given,))]
+        # Bytes, sets and dictionaries may have integers for items, but are not sequences of sizes, as for NumPy.
+        several = np.iterable(argument) and not isinstance(argument, (bytes, bytearray, Set, Mapping))
+        return [operator.index(n) for n in (argument if several else (argument,))]
     except TypeError:
-        found = of_value(given) or f"{given!r:.60}"
-        raise ArgumentTypeError(f"{name} is {found}; wanted an integer or a sequence of integers") from None
+        text = of_value(argument) or f"{argument!r:.60}"
+        raise ArgumentTypeError(f"{name} is {text}; wanted an integer or a sequence of integers") from None
 
 
 def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
@@ -187,15 +187,15 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
         sizes[sizes.index(-1)] = len(pool) // rest
     if any(size < 1 for size in sizes):
         raise ShardingError(f"make_mesh: axis_sizes={tuple(sizes)} must be positive (one of them may be -1)")
-    wanted = math.prod(sizes)
-    if wanted > len(pool):
+    count = math.prod(sizes)
+    if count > len(pool):
         raise ShardingError(
-            f"make_mesh: axis_sizes={tuple(sizes)} needs {counted(wanted, 'device')} and there are {len(pool)}; "
-            + (registry.to_get_devices(wanted) if devices is None else "give more devices, or a smaller mesh")
+            f"make_mesh: axis_sizes={tuple(sizes)} needs {counted(count, 'device')} and there are {len(pool)}; "
+            + (registry.to_get_devices(count) if devices is None else "give more devices, or a smaller mesh")
         )
     if devices is None:
-        pool = registry.default_backend().adjacent_devices(wanted)
-    return Mesh(np.array(pool[:wanted], dtype=object).reshape(sizes), axis_names)
+        pool = registry.default_backend().adjacent_devices(count)
+    return Mesh(np.array(pool[:count], dtype=object).reshape(sizes), axis_names)
 
 
 _mesh: ContextVar[Mesh | Literal[False] | None] = ContextVar("shardtensor_mesh", default=None)

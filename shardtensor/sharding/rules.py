@@ -218,10 +218,10 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     if isinstance(axis, bool):  # A bool is an integer in Python, but NumPy rejects it as an axis, too.
         raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
     if not -ndim <= number < ndim:
-        wanted = (
+        bounds = (
             f"{counted(ndim, 'dimension')}; wanted {-ndim} to {ndim - 1}" if ndim else "an array without dimensions"
         )
-        raise AxisError(f"axis {number} is out of range for {wanted}")
+        raise AxisError(f"axis {number} is out of range for {bounds}")
     return number % ndim
 
 
@@ -232,11 +232,11 @@ def normalize_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
         ArgumentTypeError: an axis is not an integer.
         AxisError: an axis is out of range or occurs twice.
     """
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple([normalize_axis(a, ndim) for a in given])
+    entries = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple([normalize_axis(a, ndim) for a in entries])
     for k, number in enumerate(axes):
         if number in axes[:k]:
-            raise AxisError(f"axis {given[k]} occurs twice in {axis}")
+            raise AxisError(f"axis {entries[k]} occurs twice in {axis}")
     return axes
 
 

@@ -22,7 +22,7 @@ class PartitionSpec:
         unreduced: mesh axes along which the devices hold partial sums: the array is the sum of them.
 
     Raises:
-        ArgumentTypeError: a part is anything else, or ``unreduced`` is no collection of names.
+        ArgumentTypeError: a part is anything else, or ``unreduced`` is not a collection of names.
         ShardingError: an axis occurs twice.
 
     Specs that split alike are equal: a trailing None is ignored, and so is the tuple around a single name.

@@ -253,17 +253,17 @@ class ViewSpec:
         """Returns the view spec of a view of this view, which ``inner`` describes as one of an array; None if ``inner``
         reshapes what NumPy would copy.
         """
-        made = self
+        spec = self
         for k, box in enumerate(inner.boxes):
             if k:  # It is one of the elements in another shape, or in the same one with another layout.
-                reshaped = made.reshaped(box.over)
+                reshaped = spec.reshaped(box.over)
                 if reshaped is None:
                     return None
-                made = reshaped
-            made = made.at(Index(box.entries)).permuted(box.axes).at(box.new)
+                spec = reshaped
+            spec = spec.at(Index(box.entries)).permuted(box.axes).at(box.new)
         for step in part_steps(inner.part):
-            made = (made.real_or_imag(step) or made) if isinstance(step, str) else made.bits(step)
-        return made
+            spec = (spec.real_or_imag(step) or spec) if isinstance(step, str) else spec.bits(step)
+        return spec
 
     @property
     def is_contiguous(self) -> bool:
@@ -301,7 +301,8 @@ class ViewSpec:
     def real_or_imag(self, name: str) -> ViewSpec | None:
         """Returns the view spec of the part ``name`` of each element.
 
-        Of elements that are known to be real, ``real`` is the view spec itself, and ``imag``, which is 0, is no view.
+        Of elements that are known to be real, ``real`` is the view spec itself, and ``imag``, which is 0, is not a
+        view.
         """
         steps = part_steps(self.part)
         if steps and (isinstance(steps[-1], str) or steps[-1].kind != "c"):

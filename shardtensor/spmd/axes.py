@@ -59,8 +59,8 @@ def axis_index(axis_name: AxisName) -> int:
     [0, 1, 12, 13]
     """
     if (batcher := batcher_of(axis_name)) is not None:
-        found: int = batcher.index()
-        return found
+        index: int = batcher.index()
+        return index
     return axis_position("axis_index", axis_name).index
 
 
@@ -85,12 +85,12 @@ def axis_size(axis_name: AxisName) -> int:
 
 def batcher_of(axis_name: Any) -> Any:
     """Returns the interpreter of the `vmap` around this call that has given an axis this name; None if none has."""
-    found: Any = innermost()
-    while found is not None:
-        if isinstance(axis_name, str) and getattr(found, "axis_name", None) == axis_name:
-            return found
-        outer = getattr(found, "outer", None)
-        found = None if outer is None else outer.__self__
+    interpreter: Any = innermost()
+    while interpreter is not None:
+        if isinstance(axis_name, str) and getattr(interpreter, "axis_name", None) == axis_name:
+            return interpreter
+        outer = getattr(interpreter, "outer", None)
+        interpreter = None if outer is None else outer.__self__
     return None
 
 
@@ -123,14 +123,14 @@ def axis_position(
     if in_mesh_order and isinstance(name, tuple):
         order = {axis: d for d, axis in enumerate(program.run.axes)}
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
-    found = program.positions.get(name)
-    if found is None:
+    position = program.positions.get(name)
+    if position is None:
         names, axes = name if isinstance(name, tuple) else (name,), program.run.axes
         if axes != names:  # The common case is a map of one axis, or of all that are named.
             _check_names(caller, names, axes)
-        found = _position(axes, program.run.extents, names, program.coordinates)
-        program.positions[name] = found
-    return found if groups is None else _grouped(caller, found, groups)
+        position = _position(axes, program.run.extents, names, program.coordinates)
+        program.positions[name] = position
+    return position if groups is None else _grouped(caller, position, groups)
 
 
 def _check_names(caller: str, names: tuple[str, ...], axes: tuple[str, ...]) -> None:
@@ -163,15 +163,15 @@ def _position(
     return AxisPosition(key, math.prod(sizes), index, description, ", ".join(names), sizes, at)
 
 
-def check_shared(given: Any, caller: str, what: str) -> None:
+def check_shared(argument: Any, caller: str, what: str) -> None:
     """Checks an argument of a collective, a sequence of numbers or of sequences.
 
     Raises:
         ArgumentTypeError: it is an iterator, or has one: of an iterator that programs share, the first one would leave
             nothing to the others.
     """
-    nested = given if isinstance(given, (list, tuple)) else ()
-    for item in (given, *nested):
+    nested = argument if isinstance(argument, (list, tuple)) else ()
+    for item in (argument, *nested):
         if is_iterator(item):
             raise ArgumentTypeError(
                 f"{caller}: {what} has {type_text(item)}, which can be read only once; wanted lists, since every "
@@ -179,7 +179,7 @@ def check_shared(given: Any, caller: str, what: str) -> None:
             )
 
 
-def _grouped(caller: str, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
+def _grouped(caller: str, ungrouped: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
     check_shared(groups, caller, "axis_index_groups")
     try:
         rows = tuple([tuple([operator.index(i) for i in row]) for row in groups])
@@ -187,9 +187,9 @@ def _grouped(caller: str, found: AxisPosition, groups: Sequence[Sequence[int]]) 
         raise ArgumentTypeError(
             f"{caller}: axis_index_groups is {groups!r}; wanted a list of lists of indices"
         ) from None
-    if sorted(i for row in rows for i in row) != list(range(found.size)):
+    if sorted(i for row in rows for i in row) != list(range(ungrouped.size)):
         raise ArgumentError(
-            f"{caller}: axis_index_groups is {groups!r}; every index from 0 to {found.size - 1} must occur once"
+            f"{caller}: axis_index_groups is {groups!r}; every index from 0 to {ungrouped.size - 1} must occur once"
         )
 
     def within(position: AxisPosition) -> AxisPosition:
@@ -198,4 +198,4 @@ def _grouped(caller: str, found: AxisPosition, groups: Sequence[Sequence[int]]) 
         index, sizes, at = mine.index(position.index), (len(mine),), lambda there: within(position.at(there))
         return replace(position, key=key, size=len(mine), index=index, sizes=sizes, at=at)
 
-    return within(found)
+    return within(ungrouped)

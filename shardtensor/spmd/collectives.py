@@ -372,9 +372,9 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Args:
         x: a pytree of arrays; shapes may differ from device to device.
         axis_name: the name of an axis of an enclosing map, or a tuple of names.
-        perm: pairs (source index, destination index). A device that is no destination gets zeros, in the shape of its
-            own array. Indices along several axes are counted in mesh order, whatever the order of the names, as in JAX
-            (`axis_index` and the other collectives count in the order of the names).
+        perm: pairs (source index, destination index). A device that is not a destination gets zeros, in the shape of
+            its own array. Indices along several axes are counted in mesh order, whatever the order of the names, as in
+            JAX (`axis_index` and the other collectives count in the order of the names).
 
     Raises:
         ArgumentError: an index is out of range, or occurs twice as source or as destination.
@@ -434,7 +434,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
         perm: a permutation of the indices along the axis; along several axes they are counted as in `ppermute`.
 
     Raises:
-        ArgumentError: ``perm`` is no permutation.
+        ArgumentError: ``perm`` is not a permutation.
         ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 
@@ -473,7 +473,7 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
         source: the index of the source device along the axis.
 
     Raises:
-        ArgumentError: ``source`` is no index of the axis.
+        ArgumentError: ``source`` is not an index of the axis.
         ShardingError: no enclosing map has such an axis.
         CollectiveError: the programs along the axis do not all make this call.
 

@@ -54,9 +54,9 @@ class Collective(Recording):
 
     def with_types(self, typed: bool) -> Collective:
         """Returns the derivative of a call in a map of which all programs do the same."""
-        made = Collective(self.transpose, self.saved, joins=self.joins)
-        made.meets, made.typed = False, typed and self.joins
-        return made
+        collective = Collective(self.transpose, self.saved, joins=self.joins)
+        collective.meets, collective.typed = False, typed and self.joins
+        return collective
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
         """The names that the transpose needs."""
@@ -64,28 +64,28 @@ class Collective(Recording):
 
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes and records a call, if the operand of any program depends on a differentiated argument."""
-        found = leaves(operands)
-        for x in found:
+        inputs = leaves(operands)
+        for x in inputs:
             tape.make_tensor(x)
-        depends = any(map(tape.active, found))
+        depends = any(map(tape.active, inputs))
         if _is_batched(params[op.params.index("axis_name")]):
             return tape.recorded(op, operands, params, self.with_types(typed=False))
-        if any(_has_gradient(tape.adopted(x)) for x in found):
+        if any(_has_gradient(tape.adopted(x)) for x in inputs):
             named = dict(zip(op.params, params, strict=True))
             depends = _in_any_program(op.name, depends, named["axis_name"], named.get("axis_index_groups"))
         return tape.recorded(op, operands, params, self, depends=depends)
 
     def transposed(self, g: Any, call: Call) -> list[Any]:
         """Returns the cotangents of the leaves of the operand."""
-        found = g if type(g) is list else [g]
-        made: list[Any] = []
-        for k, (g, kind) in enumerate(zip(found, call.results, strict=True)):
+        gs = g if type(g) is list else [g]
+        cotangents: list[Any] = []
+        for k, (g, kind) in enumerate(zip(gs, call.results, strict=True)):
             if not isinstance(kind, Aval) or not is_inexact(kind.dtype):
-                made.append(None)
+                cotangents.append(None)
                 continue
             g = zeros_of(kind) if g is None else whole(g, kind)
-            made.append(tensor_here(self.transpose(g, call, k, self.typed)))
-        return made
+            cotangents.append(tensor_here(self.transpose(g, call, k, self.typed)))
+        return cotangents
 
 
 def _is_batched(axis_name: Any) -> bool:
@@ -110,10 +110,10 @@ def _in_any_program(caller: str, depends: bool, axis_name: Any, groups: Any) -> 
 
 def _met(name: str, x: Any, recorded: Call, **params: Any) -> Any:
     """Returns the result of a collective of the programs of a recorded one."""
-    given = recorded.params
-    if given.get("axis_index_groups") is not None:
-        params["axis_index_groups"] = given["axis_index_groups"]
-    return tensor_here(call(name, x, axis_name=given["axis_name"], **params))
+    recorded_params = recorded.params
+    if recorded_params.get("axis_index_groups") is not None:
+        params["axis_index_groups"] = recorded_params["axis_index_groups"]
+    return tensor_here(call(name, x, axis_name=recorded_params["axis_name"], **params))
 
 
 def _total(g: Any, recorded: Call, typed: bool) -> Any:
@@ -144,7 +144,7 @@ def _of_extremum(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 
 
 def _of_product(g: Any, recorded: Call, k: int, typed: bool) -> Any:
-    """The product of the elements of the other programs, which is no quotient where elements are zero."""
+    """The product of the elements of the other programs, which is not a quotient where elements are zero."""
     x, at = _leaf(recorded, "x", k), _position(recorded)
     every = _met("all_gather", x, recorded, axis=0, tiled=False)
     product = _total(g, recorded, typed)
@@ -178,11 +178,11 @@ def _check_split(recorded: Call, k: int, axis: int, part: Any, joined: Any) -> N
     """Checks that the parts that were joined are those into which the split rule splits the whole."""
     at = _position(recorded)
     begins = offsets(joined.shape[axis], (at.size,))
-    wanted = begins[at.index + 1] - begins[at.index]
-    if part.shape[axis] != wanted:
+    size = begins[at.index + 1] - begins[at.index]
+    if part.shape[axis] != size:
         raise ArgumentError(
             f"{recorded.op.name}: it has no derivative for parts of other sizes than those of the split rule: part "
-            f"{at.index} of {at.size} has {part.shape[axis]} along axis {axis}, and the rule gives {wanted} of "
+            f"{at.index} of {at.size} has {part.shape[axis]} along axis {axis}, and the rule gives {size} of "
             f"{joined.shape[axis]}; st.stop_gradient(x) gives x without a gradient"
         )
 
@@ -190,13 +190,13 @@ def _check_split(recorded: Call, k: int, axis: int, part: Any, joined: Any) -> N
 def _of_exchange(g: Any, recorded: Call, k: int, typed: bool) -> Any:
     p = recorded.params
     split, concat = (p["axis"], p["axis"]) if "axis" in p else (p["split_axis"], p["concat_axis"])
-    made = _met("all_to_all", g, recorded, split_axis=concat, concat_axis=split, tiled=p.get("tiled", False))
-    if made.shape != recorded.kinds[k].shape:
+    cotangent = _met("all_to_all", g, recorded, split_axis=concat, concat_axis=split, tiled=p.get("tiled", False))
+    if cotangent.shape != recorded.kinds[k].shape:
         raise ArgumentError(
             f"{recorded.op.name}: it has no derivative for blocks of other sizes than those of the split rule, as one "
             f"of shape {recorded.kinds[k].shape}; st.stop_gradient(x) gives x without a gradient"
         )
-    return made
+    return cotangent
 
 
 def _of_permutation(g: Any, recorded: Call, k: int, typed: bool) -> Any:
@@ -209,9 +209,9 @@ def _of_shuffle(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 
 
 def _moved(g: Any, recorded: Call, pairs: Sequence[tuple[int, int]], k: int) -> Any:
-    made = _met("ppermute", g, recorded, perm=pairs)
-    # A program that is no source has sent nothing, and its array may have another shape.
-    return made if made.shape == recorded.kinds[k].shape else zeros_of(recorded.kinds[k])
+    cotangent = _met("ppermute", g, recorded, perm=pairs)
+    # A program that is not a source has sent nothing, and its array may have another shape.
+    return cotangent if cotangent.shape == recorded.kinds[k].shape else zeros_of(recorded.kinds[k])
 
 
 class _Assembly(Recording):
@@ -228,10 +228,10 @@ class _Assembly(Recording):
         one = [tape.one_value.get(s.number) if s is not None else None for s in states]
         if silent and all(x is not None and x[1] == silent for x in one):
             step = len(tape.steps)
-            made = tape.recorded(op, operands, params, EQUAL_BLOCKS)
+            result = tape.recorded(op, operands, params, EQUAL_BLOCKS)
             for recorded in tape.steps[step:]:
                 recorded.inputs = [x[0] for x in one if x is not None]
-            return made
+            return result
         return tape.recorded(op, operands, params, FIRST_BLOCKS)
 
 
@@ -241,19 +241,19 @@ def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:
     if g.sharding != value.sharding:
         g = call("reshard", g, value.sharding)
     parts = call("split_over", g, recorded.params["mesh"].axis_names)
-    grid, seen, made = value.grid, set(), list[Any]()
+    grid, seen, cotangents = value.grid, set(), list[Any]()
     begins = _begins(recorded)
     for k, (part, kind, active) in enumerate(zip(parts, recorded.kinds, recorded.active, strict=True)):
         at = tuple(grid.parts[k].tolist())
         if not active or (at in seen and not equal):
-            made.append(None)
+            cotangents.append(None)
         elif part.shape == kind.shape and all(b == o for b, (o, _) in zip(begins[at], grid.box(k), strict=True)):
-            made.append(part)
+            cotangents.append(part)
         else:  # The blocks were rebalanced.
             at_index = tuple([slice(b, b + n) for b, n in zip(begins[at], kind.shape, strict=True)])
-            made.append(call("transfer_to", g[at_index], kind.sharding, "grad", committed=True))
+            cotangents.append(call("transfer_to", g[at_index], kind.sharding, "grad", committed=True))
         seen.add(at)
-    return made
+    return cotangents
 
 
 def _begins(recorded: Call) -> dict[tuple[int, ...], list[int]]:

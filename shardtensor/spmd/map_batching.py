@@ -26,33 +26,33 @@ def called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any])
             continue
         every = list(items) if each else [items]
         flags.append([list(map(batcher.differs, leaves(item))) for item in every])
-        given = [map_leaves(batcher.examples, item) for item in every]
-        columns.append(MappedArgument(given if each else given[0], each, donated))
-    found: dict[int, Flags] = {}
-    function = functools.partial(_program, batcher, params["fn"], flags, found)
-    made = bind(op, (columns,), tuple((params | {"fn": function}).values()))
-    return [batcher.boxed(result, found[k]) for k, result in enumerate(made)]
+        examples = [map_leaves(batcher.examples, item) for item in every]
+        columns.append(MappedArgument(examples if each else examples[0], each, donated))
+    differing: dict[int, Flags] = {}
+    function = functools.partial(_program, batcher, params["fn"], flags, differing)
+    results = bind(op, (columns,), tuple((params | {"fn": function}).values()))
+    return [batcher.boxed(result, differing[k]) for k, result in enumerate(results)]
 
 
 def _program(
     batcher: Batcher,
     fn: Callable[..., Any],
     columns: Sequence[Sequence[Flags] | None],
-    found: dict[int, Flags],
+    differing: dict[int, Flags],
     *args: Any,
 ) -> Any:
     """Calls the function in one program, and notes which leaves of the result differ between examples."""
     program = current()
     assert program is not None
     mine = Batcher(batcher.size, batcher.axis_name)
-    given = []
+    boxed = []
     for argument, rows in zip(args, columns, strict=True):
         flags = None if rows is None else rows[program.number if len(rows) > 1 else 0]
-        given.append(argument if flags is None else mine.boxed(map_leaves(tensor_here, argument), flags))
+        boxed.append(argument if flags is None else mine.boxed(map_leaves(tensor_here, argument), flags))
     try:
         with interpreting(mine):
-            result = fn(*given)
-        found[program.number] = list(map(mine.differs, leaves(result)))
+            result = fn(*boxed)
+        differing[program.number] = list(map(mine.differs, leaves(result)))
         with mine.outside():
             return replaced(result, [mine.shown(mine.examples(y)) for y in leaves(result)])
     finally:

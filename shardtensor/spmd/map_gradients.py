@@ -39,7 +39,7 @@ class _Map:
 
     Attributes:
         params: the parameters of the call, the function excepted.
-        given: its arguments, without the tape.
+        columns: its arguments, without the tape.
         marks: for each column and program, the positions of leaves that depend on differentiated arguments.
         inputs: the program and the value of each of these; None in place of a program where all of them share it.
         closed: the avals of the values that the function closes over.
@@ -58,7 +58,7 @@ class _Map:
         self.types: Types | None = None
         self._arrays: dict[int, list[Any]] = {}
         self._is_spanning = is_spanning(tuple(itertools.chain.from_iterable([mesh.flat for mesh in self.submeshes])))
-        self.given: list[MappedArgument] = []
+        self.columns: list[MappedArgument] = []
         self.marks: list[list[list[int]]] = []
         self.inputs: list[tuple[int | None, Taped]] = []
         self._input_axes: list[list[Axes]] = [[] for _ in range(self.count)]
@@ -70,11 +70,11 @@ class _Map:
     def _take(self, column: MappedArgument) -> None:
         items, each, donated = column
         if type(items) is Unmapped:
-            self.given.append(column)
+            self.columns.append(column)
             self.marks.append([[]] * self.count)
             self._constants.append([])
             return
-        made, marks = [], []
+        constants, marks = [], []
         every = items if each else [items]
         rows = [[self.tape.active(x) for x in leaves(item)] for item in every]
         types = [_differ(self.tape, column, self.axes) if each else frozenset() for column in _columns(rows)]
@@ -93,9 +93,9 @@ class _Map:
                 self.inputs.append((i if each else None, state))
                 for axes in [self._input_axes[i]] if each else self._input_axes:
                     axes.append(types[k])
-            made.append(map_leaves(self.tape.constant, item))
+            constants.append(map_leaves(self.tape.constant, item))
             marks.append(where)
-        self.given.append(MappedArgument(made if each else made[0], each, donated))
+        self.columns.append(MappedArgument(constants if each else constants[0], each, donated))
         self.marks.append(marks if each else marks * self.count)
 
     def _type_of(self, column: Sequence[Any], each: bool) -> Axes | None:
@@ -122,12 +122,12 @@ class _Map:
         for argument, marks, types in zip(args, self.marks, self._constants, strict=True):
             if any(t is not None for t in types):
                 tape.known |= {id(x): (x, t) for x, t in zip(leaves(argument), types, strict=False) if t is not None}
-            found = leaves(argument) if marks[program.number] else []
+            values = leaves(argument) if marks[program.number] else []
             for k in marks[program.number]:
-                found[k] = tape.variable(tape.adopted(found[k]))
-                found[k]._storage.save()
-                tape.inputs.append((found[k]._storage.number, found[k]._aval))
-            boxed.append(replaced(argument, found) if found else argument)
+                values[k] = tape.variable(tape.adopted(values[k]))
+                values[k]._storage.save()
+                tape.inputs.append((values[k]._storage.number, values[k]._aval))
+            boxed.append(replaced(argument, values) if values else argument)
         try:
             with interpreting(tape):
                 result = fn(*boxed)
@@ -147,12 +147,12 @@ class _Map:
     def record(self, op: Op, fn: Callable[..., Any]) -> Any:
         """Calls the first map, and records it."""
         tape = self.tape
-        made = bind_by(tape.outer, op, (self.given,), (functools.partial(self.forward, fn), *self.params))
+        outcomes = bind_by(tape.outer, op, (self.columns,), (functools.partial(self.forward, fn), *self.params))
         tapes = [self.tapes[i] for i in sorted(self.tapes)]
         closed = list(dict.fromkeys([state for t in tapes for state in t.closed()]))
         if not self.inputs and not closed:
-            return [result for result, *_ in made]
-        if not self._is_spanning or len({checksum for *_, (_, checksum) in made}) == 1:
+            return [result for result, *_ in outcomes]
+        if not self._is_spanning or len({checksum for *_, (_, checksum) in outcomes}) == 1:
             self.types = types_of(tapes, self.axes, self._input_axes)
         self.closed = [kind_of(state.primal) for state in closed]
         for t in tapes:
@@ -160,30 +160,30 @@ class _Map:
             t.closed_numbers = [numbers.get(state) for state in closed]
             t.close()
         results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
-        for i, (result, _, known) in enumerate(made):
-            found = leaves(result)
+        for i, (result, _, known) in enumerate(outcomes):
+            values = leaves(result)
             active = known[0] if known is not None else [out is not None for out in self.tapes[i].outs]
-            for k in range(len(found)):
+            for k in range(len(values)):
                 if not active[k]:
                     outputs.append(None)
                     totals.append(None)
                 else:
-                    found[k] = tape.variable(found[k])
-                    found[k]._storage.save()  # A derivative may have saved it, too.
-                    outputs.append(found[k]._storage)
-                    totals.append(self._one_value(found[k]._storage.number, tapes[0].outs, k))
-                kinds.append(kind_of(found[k]))
-            results.append(replaced(result, found))
+                    values[k] = tape.variable(values[k])
+                    values[k]._storage.save()  # A derivative may have saved it, too.
+                    outputs.append(values[k]._storage)
+                    totals.append(self._one_value(values[k]._storage.number, tapes[0].outs, k))
+                kinds.append(kind_of(values[k]))
+            results.append(replaced(result, values))
         self._counts = [len(leaves(result)) for result in results]
         states = [*[s for _, s in self.inputs], *closed]
-        saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays, _) in enumerate(made)]}
+        saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays, _) in enumerate(outcomes)]}
         of_states = [None if s is None else kind_of(s.primal) for s in states]
         step = len(tape.steps)
         tape.add_call(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
         for recorded in tape.steps[step:]:  # The first call of `remat` records nothing.
             recorded.outputs = [*map(number_of, outputs), *totals]
         self._owners = [i for i, _ in self.inputs]
-        del self.tape, self.given, self.inputs  # The step keeps this object, and what it has saved, nothing else.
+        del self.tape, self.columns, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results
 
     def _one_value(self, number: int, outs: Sequence[tuple[int, Any] | None], k: int) -> int | None:
@@ -199,15 +199,15 @@ class _Map:
 
     def backward(self, g: Any, recorded: Call) -> list[Any]:
         """Returns the cotangents of the inputs, by the second map."""
-        found = g if type(g) is list else [g]
-        half, at = len(found) // 2, 0
+        cotangents = g if type(g) is list else [g]
+        half, at = len(cotangents) // 2, 0
         parts, totals = list[Any](), list[Any]()
         for i in range(self.count):
             n = self._counts[i]
             kinds = recorded.results[at : at + n]
             for rows, first in ((parts, at), (totals, half + at)):
                 rows.append(
-                    [x if x is None else whole(x, k) for x, k in zip(found[first : first + n], kinds, strict=True)]
+                    [x if x is None else whole(x, k) for x, k in zip(cotangents[first : first + n], kinds, strict=True)]
                 )
             at += n
         used = [any(x is not None for x in column) for column in _columns(parts)]
@@ -216,8 +216,8 @@ class _Map:
             MappedArgument(totals, True),
             MappedArgument(recorded.saved["arrays"], True),
         ]
-        made = call("map_shards", columns, functools.partial(self._pulled, used), *self.params)
-        return self._gradients(made, recorded)
+        pulled = call("map_shards", columns, functools.partial(self._pulled, used), *self.params)
+        return self._gradients(pulled, recorded)
 
     def _pulled(self, used: Sequence[bool], parts: Sequence[Any], totals: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """Transposes what one program has done."""
@@ -241,19 +241,19 @@ class _Map:
         steps = [_restored(step, arrays, types) for step in tape.steps]
         closed = list(zip(tape.closed_numbers, self.closed, strict=True))
         inputs = [*tape.inputs, *[(n, kind) for n, kind in closed if n is not None]]
-        found = iter(pulled_back(steps, tape.uses, cotangents, inputs, types, own=False))
-        mine = [next(found) for _ in tape.inputs]
-        return mine, [None if n is None else next(found) for n, _ in closed]
+        pulled = iter(pulled_back(steps, tape.uses, cotangents, inputs, types, own=False))
+        mine = [next(pulled) for _ in tape.inputs]
+        return mine, [None if n is None else next(pulled) for n, _ in closed]
 
-    def _gradients(self, made: Sequence[Any], recorded: Call) -> list[Any]:
+    def _gradients(self, pulled: Sequence[Any], recorded: Call) -> list[Any]:
         """Returns the cotangents of the inputs: of one that programs share, the sum of those of all programs."""
-        rows = [iter(mine) for mine, _ in made]
-        found: list[Any] = []
+        rows = [iter(mine) for mine, _ in pulled]
+        gradients: list[Any] = []
         for n, i in enumerate(self._owners):
-            found.append(next(rows[i]) if i is not None else _sum([next(row) for row in rows], recorded, n))
+            gradients.append(next(rows[i]) if i is not None else _sum([next(row) for row in rows], recorded, n))
         first = len(self._owners)
-        columns = _columns([closed for _, closed in made])
-        return [*found, *[_sum(column, recorded, first + n) for n, column in enumerate(columns)]]
+        columns = _columns([closed for _, closed in pulled])
+        return [*gradients, *[_sum(column, recorded, first + n) for n, column in enumerate(columns)]]
 
 
 class MapDerivative(Recording):
@@ -274,12 +274,12 @@ def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
     def restored(x: Any) -> Any:
         return arrays[x.number] if type(x) is Saved else x
 
-    made = step.with_saved(
+    copy = step.with_saved(
         {name: restored(x) if type(x) is Saved else map_leaves(restored, x) for name, x in step.saved.items()}
     )
     if types is not None and (axes := axes_of(step)) and axes <= types.axes:
-        made.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
-    return made
+        copy.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
+    return copy
 
 
 def _differ(tape: Tape, items: Sequence[Taped | None], axes: Axes) -> Axes:
@@ -300,9 +300,9 @@ def _split_by(value: Aval) -> Axes:
     return frozenset([axis for chain in value.sharding.spec.chains for axis in chain])
 
 
-def _sum(found: Sequence[Any], recorded: Any, number: int) -> Any:
+def _sum(cotangents: Sequence[Any], recorded: Any, number: int) -> Any:
     """Returns the sum of the cotangents of programs, of a value that they share: they are partial sums of its own."""
-    gs = [g for g in found if g is not None]
+    gs = [g for g in cotangents if g is not None]
     if len(gs) < 2:
         return gs[0] if gs else None
     kind = recorded.kinds[number]

@@ -39,7 +39,7 @@ class ProgramTape(Tape):
 
     def __init__(self, recorder: Tape) -> None:
         super().__init__()
-        self.gathers_again = False  # What is saved is a result of the map.
+        self.gathers_again = False  # Saved arrays are results of the map.
         self.recorder = recorder
         self._captured: dict[Taped, tuple[Taped, Taped]] = {}
         self.inputs: list[tuple[int, Any]] = []
@@ -61,14 +61,14 @@ class ProgramTape(Tape):
         if recorder.ended:
             return None
         with _capturing:
-            found = state if state.tape is recorder else recorder.from_outside(state)
-        if found is None:
+            source = state if state.tape is recorder else recorder.from_outside(state)
+        if source is None:
             return None
-        found.save()
-        made: Taped = self.variable(found.primal)._storage
-        made.save()
-        self._captured[state] = found, made
-        return made
+        source.save()
+        variable: Taped = self.variable(source.primal)._storage
+        variable.save()
+        self._captured[state] = source, variable
+        return variable
 
     def adopted(self, x: Any) -> Any:
         """See `Tape`. A tensor of an argument shares the storage of that."""
@@ -93,14 +93,14 @@ class ProgramTape(Tape):
         before = len(self.steps)
         result = super().recorded(op, operands, params, derivative, depends=depends)
         if self.known and len(self.steps) > before:
-            found = leaves(operands) if op.signature.variadic or op.signature.trees else operands
-            if types := {k: self.known[id(x)][1] for k, x in enumerate(found) if id(x) in self.known}:
+            inputs = leaves(operands) if op.signature.variadic or op.signature.trees else operands
+            if types := {k: self.known[id(x)][1] for k, x in enumerate(inputs) if id(x) in self.known}:
                 self.constant_types[len(self.steps) - 1] = types
         return result
 
     def closed(self) -> dict[Taped, int]:
         """Returns the values of the recorder that the function closes over, with their numbers on this tape."""
-        return {state: made.number for state, made in self._captured.values()}
+        return {state: variable.number for state, variable in self._captured.values()}
 
     def returned(self, x: Any) -> Any:
         """Returns a leaf of the result of the program without the tape; a view as a tensor of its own."""

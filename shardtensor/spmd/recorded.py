@@ -55,8 +55,8 @@ class Recorded:
     def along(self, name: str, arrays: Arrays, /, **changed: Any) -> dict[int, Any]:
         """Calls a collective along the same axes, on arrays by number."""
         params: dict[str, Any] = {n: self.params[n] for n in _SHARED if n in self.params} | changed
-        made = call(name, {f"{self.tag}, leaf {k}": array for k, array in arrays.items()}, **params)
-        return {k: made[f"{self.tag}, leaf {k}"] for k in arrays}
+        results = call(name, {f"{self.tag}, leaf {k}": array for k, array in arrays.items()}, **params)
+        return {k: results[f"{self.tag}, leaf {k}"] for k in arrays}
 
 
 _SHARED = ("axis_name", "axis_index_groups")
@@ -114,8 +114,8 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
     def transposed(cotangents: dict[int, Any], shapes: Mapping[int, Shape], xs: Arrays, ys: Arrays) -> Any:
         return transpose(cotangents, Recorded(op, backend, named, at.index, at.size, tag, shapes, xs, ys))
 
-    made = backend.record_call(function, transposed, leaves(x), number=program.recorded - 1, saves=saves)
-    return replaced(x, list(made))
+    results = backend.record_call(function, transposed, leaves(x), number=program.recorded - 1, saves=saves)
+    return replaced(x, list(results))
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ def _of_extremum(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
 def _of_product(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     totals = recorded.along("psum", g)
     factors = recorded.along("all_gather", {k: recorded.x[k] for k in g})
-    made = {}
+    cotangents = {}
     for k, total in totals.items():
         others = [factors[k][i] for i in range(recorded.size) if i != recorded.index]
-        made[k] = functools.reduce(operator.mul, [other.conj() for other in others], total)
-    return made
+        cotangents[k] = functools.reduce(operator.mul, [other.conj() for other in others], total)
+    return cotangents
 
 
 @transposes("psum_scatter")
@@ -160,13 +160,13 @@ def _of_gather(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     axis, tiled = recorded.params["axis"], recorded.params["tiled"]
     if not tiled or _follow_the_split_rule(recorded, {k: (array.shape, axis) for k, array in g.items()}):
         return recorded.along("psum_scatter", g, scatter_dimension=axis, tiled=tiled)
-    totals, made = recorded.along("psum", g), {}
+    totals, cotangents = recorded.along("psum", g), {}
     for k, total in totals.items():
         at = normalize_axis(axis, total.ndim)
         sizes = [size for (size,) in _of_all(recorded, f"sizes of leaf {k}", (recorded.shapes[k][at],))]
         begin = sum(sizes[: recorded.index])
-        made[k] = total[(slice(None),) * at + (slice(begin, begin + sizes[recorded.index]),)]
-    return made
+        cotangents[k] = total[(slice(None),) * at + (slice(begin, begin + sizes[recorded.index]),)]
+    return cotangents
 
 
 @transposes("all_to_all")
@@ -190,10 +190,10 @@ def _of_swap(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
 @transposes("ppermute", in_mesh_order=True)
 def _of_permute(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     perm = [(b, a) for a, b in recorded.params["perm"]]
-    made = recorded.along("ppermute", g, perm=perm)
+    cotangents = recorded.along("ppermute", g, perm=perm)
     if recorded.index not in [b for _, b in perm]:  # Nothing has received the array.
-        return {k: _zeros(recorded, k, made[k]) for k in made}
-    return made
+        return {k: _zeros(recorded, k, cotangents[k]) for k in cotangents}
+    return cotangents
 
 
 @transposes("pshuffle", in_mesh_order=True)
@@ -245,7 +245,7 @@ def _size(whole: int, recorded: Recorded) -> int:
 def _of_all(recorded: Recorded, what: str, mine: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Returns what each program gives: a tuple of integers below 2**30."""
     params = {n: recorded.params[n] for n in _SHARED if n in recorded.params}
-    found = [[0] * len(mine) for _ in range(recorded.size)]
-    found[recorded.index] = list(mine)
-    made = call("psum", {f"{recorded.tag}, {what}": found}, **params)
-    return [tuple(row) for row in made[f"{recorded.tag}, {what}"]]
+    rows = [[0] * len(mine) for _ in range(recorded.size)]
+    rows[recorded.index] = list(mine)
+    totals = call("psum", {f"{recorded.tag}, {what}": rows}, **params)
+    return [tuple(row) for row in totals[f"{recorded.tag}, {what}"]]

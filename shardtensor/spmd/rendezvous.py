@@ -58,7 +58,7 @@ def rendezvous(
         A pytree of the form of ``x``.
 
     Raises:
-        ArgumentTypeError: a leaf is no array of numbers, or no tensor over all devices of the program.
+        ArgumentTypeError: a leaf is not an array of numbers, or not a tensor over all devices of the program.
         CollectiveError: the programs do not all make this call, with equal ``details`` and leaves that match.
     """
     program = current()
@@ -112,7 +112,7 @@ def _column(
     parts = zip(*map(shards, column), strict=True)
     rows = [_run_body(body, of_row, arrays) for of_row, arrays in zip(communicators, parts, strict=True)]
     communicator = communicators[0]  # That of the first array of each tensor, which may be in another process.
-    made = []
+    tensors = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [x._aval.grid.shape(k) for k in range(len(arrays))]:
             raise ArgumentTypeError(
@@ -122,8 +122,8 @@ def _column(
         # The dtype is read from the result, since sums of bool arrays are integers and means of integers are floats.
         value = x._aval
         result = aval(value.shape, communicator.dtype_of(arrays[0]), value.sharding, value.committed)
-        made.append(communicator.assembled(result, arrays))
-    return made
+        tensors.append(communicator.assembled(result, arrays))
+    return tensors
 
 
 def _run_body(body: Body, communicator: Communicator, column: Arrays) -> Sequence[Any]:

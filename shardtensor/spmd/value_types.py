@@ -1,7 +1,7 @@
 """The types of values in the programs of a map: the axes along which they may differ.
 
 They are inferred from what the programs have done: the result of a sum over an axis is one value of all programs along
-it, and what is computed of such values, and of the same numbers, is one value, too. Arrays that are not differentiated
+it, and a result computed of such values, and of the same numbers, is one value, too. Arrays that are not differentiated
 may differ.
 """
 
@@ -83,27 +83,27 @@ class Types(Typed):
         axes = self.axes - self.differ[number]
         return Partial(g, axes) if axes else g
 
-    def joined(self, found: list[Any], kind: Any) -> list[Any]:
+    def joined(self, cotangents: list[Any], kind: Any) -> list[Any]:
         """See `Typed`."""
         groups: dict[Axes, list[Any]] = {}
-        made = []
-        for g in found:
+        parts = []
+        for g in cotangents:
             if type(g) is Partial:
                 groups.setdefault(g.axes, []).append(g.g)
             else:
-                made.append(g)
+                parts.append(g)
         for axes, gs in groups.items():
-            made.append(tensor_here(call("psum", whole(added(gs, kind), kind), tuple(sorted(axes)))))
-        return made
+            parts.append(tensor_here(call("psum", whole(added(gs, kind), kind), tuple(sorted(axes)))))
+        return parts
 
-    def left(self, number: int, found: list[Any]) -> list[Any]:
-        """See `Typed`. What all programs have in common is given by the first one."""
-        made = []
-        for g in found:
+    def left(self, number: int, cotangents: list[Any]) -> list[Any]:
+        """See `Typed`. The first program returns the cotangents that all have in common."""
+        parts = []
+        for g in cotangents:
             axes = g.axes if type(g) is Partial else frozenset()
             if not any(axis_index(axis) for axis in self.axes - self.differ[number] - axes):
-                made.append(g.g if type(g) is Partial else g)
-        return made
+                parts.append(g.g if type(g) is Partial else g)
+        return parts
 
 
 def _first(step: Step) -> int:
@@ -123,7 +123,7 @@ def types_of(tapes: Sequence[ProgramTape], axes: Axes, inputs: Sequence[Sequence
         inputs: for each program the axes along which its arguments may differ.
     """
     first = tapes[0]
-    if any(given != inputs[0] for given in inputs) or not all(_alike(first, other) for other in tapes[1:]):
+    if any(row != inputs[0] for row in inputs) or not all(_alike(first, other) for other in tapes[1:]):
         return None
     types = Types(axes)
     for (n, _), differ in zip(first.inputs, inputs[0], strict=True):

@@ -165,8 +165,8 @@ class Conversions(Handle):
 
     def __index__(self) -> int:
         if self.ndim or self.dtype.kind not in "iu":
-            given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
-            raise ArgumentTypeError(f"index: {given} is not an index; wanted an integer one without dimensions")
+            description = f"a tensor of shape {self.shape} and dtype {self.dtype}"
+            raise ArgumentTypeError(f"index: {description} is not an index; wanted an integer one without dimensions")
         return int(self._scalar("index"))
 
     def _scalar(self, caller: str) -> Any:

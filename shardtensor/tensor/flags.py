@@ -16,7 +16,7 @@ class Flags:
 
     Attributes:
         c_contiguous, f_contiguous: whether the elements are contiguous in the base in row-major or column-major order.
-        owndata: whether the tensor is no view.
+        owndata: whether the tensor is not a view.
         writeable: whether it can be written; tensors that stand for scalars cannot.
         aligned, writebackifcopy: always true and false.
     """
@@ -58,5 +58,5 @@ class Flags:
 
 def flags_of(shape: Shape, strides: tuple[int, ...], owndata: bool, writeable: bool) -> Flags:
     """Returns the flags of a tensor with these strides, in bytes of elements of one byte."""
-    found = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, strides).flags
-    return Flags(found.c_contiguous, found.f_contiguous, owndata, writeable)
+    flags = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, strides).flags
+    return Flags(flags.c_contiguous, flags.f_contiguous, owndata, writeable)

@@ -30,8 +30,8 @@ class Flat:
         return iter(self._x.ravel())
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._x.ravel()[index]
-        return found.copy() if found.ndim else found
+        elements = self._x.ravel()[index]
+        return elements.copy() if elements.ndim else elements
 
     def __setitem__(self, index: Any, value: Any) -> None:
         places = range(len(self))

@@ -54,11 +54,11 @@ _LONGEST = 60
 """The number of characters of the longest derived identity: of a longer one, it has a checksum."""
 
 
-def with_identity(made: Any, x: Any) -> Any:
-    """Returns ``made``, a handle on the value that the tensor ``x`` has now, with the identity of ``x``."""
+def with_identity(handle: Any, x: Any) -> Any:
+    """Returns ``handle``, a handle on the value that the tensor ``x`` has now, with the identity of ``x``."""
     if identity := identity_of(x):
-        made._identity = identity
-    return made
+        handle._identity = identity
+    return handle
 
 
 def _is_of_call(identity: Identity) -> bool:

@@ -74,15 +74,15 @@ class _Tensors:
         known = self._known.get(id(storage))
         if known is not None and known() is storage:
             return
-        found = _memories_of(value, storage)
-        if not found:
+        memories = _memories_of(value, storage)
+        if not memories:
             return
         with self._lock:
             self._forget_ended()
             reference = weakref.ref(storage, self._ended.append)
             self._known[id(storage)] = reference
-            self._held[id(reference)] = id(storage), list(found)
-            for memory, shares in found.items():
+            self._held[id(reference)] = id(storage), list(memories)
+            for memory, shares in memories.items():
                 self._change(memory, id(reference), shares)
             for device, n in self._in_use.items():
                 self._peak[device] = max(n, self._peak.get(device, 0))
@@ -126,11 +126,11 @@ class _Tensors:
 
 def _union(holders: Iterable[Shares]) -> Shares:
     """Returns the bytes of a memory that each device has, given the shares of the storages that have it."""
-    found: Shares = {}
+    union: Shares = {}
     for shares in holders:
         for device, n in shares.items():
-            found[device] = max(n, found.get(device, 0))
-    return found
+            union[device] = max(n, union.get(device, 0))
+    return union
 
 
 def _memories_of(value: Aval, storage: Any) -> dict[Hashable, Shares]:
@@ -139,14 +139,14 @@ def _memories_of(value: Aval, storage: Any) -> dict[Hashable, Shares]:
         return {("host", id(a)): {HOST: int(a.nbytes)} for a in offloaded.values()}
     storage = getattr(storage, "exported", storage)
     arrays = storage.buffers if type(storage) is Storage else getattr(storage, "arrays", ())
-    found: dict[Hashable, Shares] = {}
+    memories: dict[Hashable, Shares] = {}
     times = Counter(map(id, arrays))
     for array, shares in zip(arrays, _shares(value, len(arrays)), strict=True):
         memory = None if type(array) is RemoteArray else value.backend.memory_of(array)
-        mine = found.setdefault(("array", id(array)) if memory is None else memory, {})
+        mine = memories.setdefault(("array", id(array)) if memory is None else memory, {})
         for device, n in shares.items():
             mine[device] = mine.get(device, 0) + n // times[id(array)]
-    return found
+    return memories
 
 
 @functools.lru_cache(1024)
@@ -156,7 +156,7 @@ def _shares(value: Aval, count: int) -> list[Shares]:
     """
     if not count:
         return []
-    grid, cells, made = value.grid, value.cells, []
+    grid, cells, shares = value.grid, value.cells, []
     groups: Sequence[Sequence[int]]
     if count == len(grid.devices):
         groups, sizes = [[k] for k in range(count)], [math.prod(grid.shape(k)) for k in range(count)]
@@ -166,8 +166,8 @@ def _shares(value: Aval, count: int) -> list[Shares]:
         ends = [0, *itertools.accumulate([math.prod(grid.shape(k)) for k in positions])]
         bounds = [size * value.dtype.itemsize * end // max(ends[-1], 1) for end in ends]
         devices = [grid.devices[k] for k in positions]
-        made.append({d: b - a for d, a, b in zip(devices, bounds, bounds[1:], strict=False) if not is_remote(d)})
-    return made
+        shares.append({d: b - a for d, a, b in zip(devices, bounds, bounds[1:], strict=False) if not is_remote(d)})
+    return shares
 
 
 class _Noting:
@@ -202,7 +202,7 @@ def memory_info(device: Device | None = None) -> MemoryInfo | dict[Device, Memor
 
     A buffer that several devices share counts on each of them by the size of its shard: a replicated tensor in memory
     that eight devices share counts one eighth on each, and one in separate memories as a whole on each. Views and
-    copies that share memory with a tensor do not count again. What is offloaded to ``pinned_host`` memory counts for
+    copies that share memory with a tensor do not count again. Elements offloaded to ``pinned_host`` memory count for
     the host, where that is a separate memory. Neither the memory that is kept for reuse (`cache_info`) nor what an
     operator needs while it runs is counted. In a job of several processes, each one counts its own devices.
 
@@ -227,12 +227,12 @@ def memory_info(device: Device | None = None) -> MemoryInfo | dict[Device, Memor
     if tensors is None:
         tensors = _Tensors()
         tensors.note_all()
-    found = tensors.info(with_peak=measured)
+    info = tensors.info(with_peak=measured)
     if device is not None:
-        return found.get(device, MemoryInfo(0, 0 if measured else None))
+        return info.get(device, MemoryInfo(0, 0 if measured else None))
     for d in local_devices():
-        found.setdefault(d, MemoryInfo(0, 0 if measured else None))
-    return dict(sorted(found.items()))
+        info.setdefault(d, MemoryInfo(0, 0 if measured else None))
+    return dict(sorted(info.items()))
 
 
 def reset_peak_memory(*, measure: bool = True) -> None:

@@ -45,11 +45,11 @@ def cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any
     return ABOVE["with_out"](OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
 
 
-def _integers(given: tuple[Any, ...]) -> Any:
+def _integers(arguments: tuple[Any, ...]) -> Any:
     """Returns sizes or axes that a method takes one by one or as one sequence."""
-    if len(given) != 1 or (hasattr(given[0], "__index__") and not getattr(given[0], "ndim", 0)):
-        return given
-    return tuple(given[0]) if getattr(given[0], "ndim", 0) else given[0]
+    if len(arguments) != 1 or (hasattr(arguments[0], "__index__") and not getattr(arguments[0], "ndim", 0)):
+        return arguments
+    return tuple(arguments[0]) if getattr(arguments[0], "ndim", 0) else arguments[0]
 
 
 class Methods(Operators):
@@ -67,7 +67,7 @@ class Methods(Operators):
 
     @property
     def base(self) -> ShardedTensor | None:
-        """The tensor to which writes to this one go: None if it is no view."""
+        """The tensor to which writes to this one go: None if it is not a view."""
         return getattr(self._storage, "base", None)
 
     @property
@@ -209,8 +209,8 @@ class Methods(Operators):
 
     @flat.setter
     def flat(self, value: Any) -> None:
-        given = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
-        self[...] = call("resize", given, self.shape)
+        elements = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
+        self[...] = call("resize", elements, self.shape)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ShardedTensor:
         """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
@@ -252,14 +252,14 @@ class Methods(Operators):
             raise ArgumentTypeError(f"view: type is {type.__name__}; wanted {builtins.type(self).__name__}")
         if dtype is None:
             return self[...]
-        wanted: np.dtype[Any] = np.dtype(dtype)
-        if wanted.itemsize != self.itemsize or not is_element(wanted):
+        new_dtype: np.dtype[Any] = np.dtype(dtype)
+        if new_dtype.itemsize != self.itemsize or not is_element(new_dtype):
             raise ArgumentTypeError(
-                f"view: {wanted} for elements of {self.dtype}; wanted a number, bool or time of "
+                f"view: {new_dtype} for elements of {self.dtype}; wanted a number, bool or time of "
                 f"{counted(self.itemsize, 'byte')} (np.asarray(x).view(dtype) views a host array; st.stack([x.real, "
                 "x.imag], -1) splits complex numbers)"
             )
-        return call("bitcast", self, wanted)  # type: ignore[no-any-return]
+        return call("bitcast", self, new_dtype)  # type: ignore[no-any-return]
 
     # -- operators -----------------------------------------------------------------------------------
 
@@ -325,11 +325,11 @@ class Methods(Operators):
         if isinstance(values, (bool, int, float, complex)):
             self[places] = values
             return
-        given = converted(values, self.dtype, "values") if isinstance(values, (list, tuple)) else values
-        if type(given) is np.ndarray and given.size and given.dtype.kind in "biufc":
-            self[places] = np.resize(given, linear.shape).astype(self.dtype, copy=False)
+        elements = converted(values, self.dtype, "values") if isinstance(values, (list, tuple)) else values
+        if type(elements) is np.ndarray and elements.size and elements.dtype.kind in "biufc":
+            self[places] = np.resize(elements, linear.shape).astype(self.dtype, copy=False)
         else:
-            self[places] = call("resize", given, linear.shape)
+            self[places] = call("resize", elements, linear.shape)
 
     @hinted
     def repeat(self, repeats: Any, axis: int | None = None) -> Any:

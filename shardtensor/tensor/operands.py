@@ -50,7 +50,7 @@ def integer_from(least: int, value: Any, name: str, where: str = "", wanted: str
         value: the argument.
         name: its name.
         where: what the message adds to the value of an integer that is too small.
-        wanted: what the message says of an argument that is no integer.
+        wanted: what the message says of an argument that is not an integer.
 
     Raises:
         ArgumentTypeError: it is not an integer.

@@ -5,7 +5,7 @@ it. Both are known from what the library itself hands out:
 
 * Each array has a list of *leases*, which storages that share its memory have in common: weak references to these
   storages, and the leases of views that were exported to users (`Backend.lend`). A lease ends with the object that it
-  refers to, in any thread, without a lock or a call. An array of which the library does not know who else holds the
+  refers to, in any thread, without a lock or a call. An array of which the library does not know what else holds the
   memory has no list, and is copied before it is written.
 * An operator publishes its operands in `READS` before it reads any of them. A writer takes the storage out of its
   handle before it looks there, so either the writer finds the operand, or the reader finds the new value.
@@ -36,7 +36,7 @@ of a storage that an operand had before it was replaced, which the operator may 
 
 Source = list[Any]
 """A storage that has an array in a memory, or None if there is none or it is among the leases; and the leases of the
-array, or None if it is unknown who holds the memory.
+array, or None if it is unknown what holds the memory.
 """
 
 Sources = dict[Hashable, Source]
@@ -78,11 +78,11 @@ def keep_while_read(x: Any, storage: Storage) -> int:
     """
     count = 0
     for entry in list(READS.values()):
-        found = [y for y in _tensors(entry[0]) if y is x or getattr(y._storage, "base", y) is x]
-        if found:
+        handles = [y for y in _tensors(entry[0]) if y is x or getattr(y._storage, "base", y) is x]
+        if handles:
             count += 1
             entry.append((storage, x._aval.backend))
-            entry.extend([(cached, x._aval.backend) for y in found if (cached := _cached(y))])
+            entry.extend([(cached, x._aval.backend) for y in handles if (cached := _cached(y))])
     return count
 
 
@@ -93,13 +93,13 @@ def _tensors(tree: Any) -> list[Any]:
 
 def _items(tree: Any) -> list[Any]:
     """Returns the objects in a container, and in containers in it, in any order."""
-    found = []
+    items = []
     for x in list(tree.values()) if type(tree) is dict else tree:
         if isinstance(x, (tuple, list, dict)):
-            found += _items(x)
+            items += _items(x)
         else:
-            found.append(x)
-    return found
+            items.append(x)
+    return items
 
 
 def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:
@@ -135,7 +135,7 @@ def _base_of(x: Any) -> Any:
 
 
 def _cached(x: Any) -> Storage | None:
-    """Returns the arrays that a view has cached, of which it is unknown who else holds them."""
+    """Returns the arrays that a view has cached, of which it is unknown what else holds them."""
     arrays = (getattr(x._storage, "_cache", None) or (0, None))[1]
     return None if arrays is None else Storage(arrays)
 
@@ -219,7 +219,7 @@ class Lent(NamedTuple):
         exported: the view that the function received.
         array: the array of the storage of which it is a view; if it has no storage of its own, another such view. User
             code has no reference to it.
-        storage: the storage; None if it is unknown who holds the memory.
+        storage: the storage; None if it is unknown what holds the memory.
         leases: the leases of the array; None likewise.
     """
 
@@ -230,13 +230,13 @@ class Lent(NamedTuple):
 
     def storage_of(self, result: Any) -> Storage:
         """Returns a new storage of an array that is the lent one or a view of it."""
-        made = _new(Storage)
-        made.buffers = (result,)
-        made.leases = (self.leases,)
+        storage = _new(Storage)
+        storage.buffers = (result,)
+        storage.leases = (self.leases,)
         if self.leases is not None and self.storage is not None:
             with _linking:
-                _add(self.leases, weakref.ref(self.storage), weakref.ref(made))
-        return made
+                _add(self.leases, weakref.ref(self.storage), weakref.ref(storage))
+        return storage
 
 
 def lend_storage(storage: Storage, backend: Backend) -> Lent:
@@ -312,23 +312,23 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
         leases if k not in new else [] if backend.memory_of(arrays[k]) is not None else None
         for k, leases in enumerate(before)
     ]
-    made = Storage(arrays, tuple(parts))
+    new_storage = Storage(arrays, tuple(parts))
     with _linking:
         for k, leases in enumerate(before):
             if leases is not None and k not in new:
-                _add(leases, weakref.ref(made))
-    return made
+                _add(leases, weakref.ref(new_storage))
+    return new_storage
 
 
 def shared(storage: Storage) -> Storage:
     """Returns another storage of the arrays of a storage: the first write to either of them copies."""
-    made = Storage(storage.buffers, storage.leases)
-    refs = weakref.ref(storage), weakref.ref(made)
+    twin = Storage(storage.buffers, storage.leases)
+    refs = weakref.ref(storage), weakref.ref(twin)
     with _linking:
         for leases in storage.leases:
             if leases is not None:
                 _add(leases, *refs)
-    return made
+    return twin
 
 
 def set_joined(
@@ -395,10 +395,10 @@ def part_storages(storage: Any, parts: Sequence[Any]) -> list[Storage]:
     leases = storage.leases[0] if type(storage) is Storage and len(storage.leases) == 1 else None
     if leases is None:
         return [Storage((part,)) for part in parts]
-    made = [Storage((part,), (leases,)) for part in parts]
+    storages = [Storage((part,), (leases,)) for part in parts]
     with _linking:
-        _add(leases, weakref.ref(storage), *map(weakref.ref, made))
-    return made
+        _add(leases, weakref.ref(storage), *map(weakref.ref, storages))
+    return storages
 
 
 def track(entry: list[Any], result: Any) -> None:
@@ -414,13 +414,13 @@ def track(entry: list[Any], result: Any) -> None:
         for x in results:
             x._storage.leases = x._storage.leases or ([],)
         return
-    made = [x for x in results if type(x._storage) is Storage]
-    if not made:
+    stored = [x for x in results if type(x._storage) is Storage]
+    if not stored:
         return
     bases = [getattr(x._storage, "base", x) for x in _tensors(entry[0])]
     used = {id(base._storage): base for base in bases}
     unknown = []
-    for x in made:
+    for x in stored:
         storage = x._storage
         if used.get(id(storage), x) is not x:  # Each handle has a storage of its own.
             x._storage = Storage(storage.buffers)
@@ -434,13 +434,13 @@ def track(entry: list[Any], result: Any) -> None:
     sources: Sources | None = None
     for x in unknown:
         storage = x._storage
-        found = [arrays.get(id(array)) for array in storage.buffers]
-        if None in found:  # Not all buffers are arrays of operands, but their memories may be.
+        origins = [arrays.get(id(array)) for array in storage.buffers]
+        if None in origins:  # Not all buffers are arrays of operands, but their memories may be.
             if sources is None and (sources := _sources(entry)) is None:
                 return
             memory_of_array = x._aval.backend.memory_of
-            found = [_source(sources, memory_of_array(array), storage) for array in storage.buffers]
-        _link(storage, x._aval, found)
+            origins = [_source(sources, memory_of_array(array), storage) for array in storage.buffers]
+        _link(storage, x._aval, origins)
 
 
 def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
@@ -468,59 +468,59 @@ def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:
 
 def _sources(entry: list[Any]) -> Sources | None:
     """Returns the memories of the operands. Returns None if a donated operand shared its memory."""
-    found: Sources = {}
+    sources: Sources = {}
     for x in _items(entry[0]):
         if type(storage := getattr(x, "_storage", None)) is Storage:  # The common case.
-            _note(found, storage, x._aval.backend)
+            _note(sources, storage, x._aval.backend)
         elif (base := _base_of(x)) is not None:
             backend = base._aval.backend
             if type(base._storage) is Donated and not base._storage.exclusive:
                 return None
-            _note(found, _cached(x), backend)
-            _note(found, storage_of(x), backend)
+            _note(sources, _cached(x), backend)
+            _note(sources, storage_of(x), backend)
             for array in getattr(base._storage, "parts", ()):
-                found[backend.memory_of(array)] = [None, None]
+                sources[backend.memory_of(array)] = [None, None]
         elif (owner := array_backend(x)) is not None:  # Its arrays may be NumPy's, too.
-            found[owner.memory_of(x)] = [None, None]
+            sources[owner.memory_of(x)] = [None, None]
         elif isinstance(x, np.ndarray):
-            found[memory_of(x)] = [None, None]
+            sources[memory_of(x)] = [None, None]
     for storage, backend in entry[1:]:
-        _note(found, storage, backend)
-    return found
+        _note(sources, storage, backend)
+    return sources
 
 
-def _note(found: Sources, storage: Storage | None, backend: Backend) -> None:
+def _note(sources: Sources, storage: Storage | None, backend: Backend) -> None:
     """Adds the memories of a storage; where several storages have one, one with leases is kept."""
     for array, source in _arrays_of(storage):
         memory = backend.memory_of(array)
-        if source[1] is not None or memory not in found:
-            found[memory] = source
+        if source[1] is not None or memory not in sources:
+            sources[memory] = source
 
 
-def _source(found: Sources, memory: Hashable, made: Storage) -> Source:
-    """Returns the source of a memory; where no operand has it, ``made`` becomes the source of what follows."""
-    return found.setdefault(memory, [made, [] if memory is not None else None])
+def _source(sources: Sources, memory: Hashable, storage: Storage) -> Source:
+    """Returns the source of a memory; where no operand has it, ``storage`` becomes the source of what follows."""
+    return sources.setdefault(memory, [storage, [] if memory is not None else None])
 
 
-def _link(made: Storage, value: Aval, sources: Sequence[Any]) -> None:
+def _link(storage: Storage, value: Aval, sources: Sequence[Any]) -> None:
     """Sets the leases of the storage of a result, the memories of whose buffers have these sources."""
     lists: dict[int, tuple[Leases, list[Lease]]] = {}
     repeated = []
     with _linking:
         for source in sources:
-            given, leases = source
+            origin, leases = source
             if leases is None:
                 continue
             if id(leases) in lists:
                 repeated.append(leases)
-            _, new = lists.setdefault(id(leases), (leases, [] if given is made else [weakref.ref(made)]))
-            if given is not made and given is not None:  # It is among the leases from now on.
-                new.append(weakref.ref(given))
+            _, new = lists.setdefault(id(leases), (leases, [] if origin is storage else [weakref.ref(storage)]))
+            if origin is not storage and origin is not None:  # It is among the leases from now on.
+                new.append(weakref.ref(origin))
                 source[0] = None
         for leases, new in lists.values():
             _add(leases, *new)
         # A write would be repeated for each of the buffers.
-        if repeated and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+        if repeated and (value.cells.apart or len(storage.buffers) == len(value.cells.positions)):
             for leases in repeated:
                 leases.append(never_ends)
-    made.leases = tuple([leases for _, leases in sources])
+    storage.leases = tuple([leases for _, leases in sources])

@@ -68,8 +68,8 @@ def register_pytree_node(
 
 
 def hint_to_register(x: object) -> str:
-    """Returns the end of an error message about a leaf that is no array: how to make the objects of its class pytrees.
-    It is empty unless the object is one of a dataclass or of an attrs class, whose fields may be arrays.
+    """Returns the end of an error message about a leaf that is not an array: how to make the objects of its class
+    pytrees. It is empty unless the object is one of a dataclass or of an attrs class, whose fields may be arrays.
     """
     kind = type(x)
     if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__"):
@@ -89,7 +89,7 @@ def flattened(tree: Any, is_leaf: Callable[[Any], bool] | None, *, none_is_leaf:
 
     Args:
         tree: the tree.
-        is_leaf: a function that says of a subtree whether it is a leaf.
+        is_leaf: a function that returns whether a subtree is a leaf.
         none_is_leaf: whether None is a leaf, or a tree without leaves.
     """
     import optree  # See above.
@@ -105,9 +105,9 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Returns a tree of the same structure with ``fn`` applied to every leaf, from left to right."""
     if type(tree) in LEAF_TYPES:
         return fn(tree)
-    found, spec = _flat(tree)
+    leaf_list, spec = _flat(tree)
     # optree does not call `fn` itself: a program may be suspended in it, with no frame of C++ on its stack.
-    return spec.unflatten([fn(leaf) for leaf in found])
+    return spec.unflatten([fn(leaf) for leaf in leaf_list])
 
 
 def map_items(function: Callable[[Any], Any], x: Any) -> Any:
@@ -201,16 +201,16 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
         ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
             ``of``.
     """
-    given = items_of(prefix)
-    if given is None:
+    entries = items_of(prefix)
+    if entries is None:
         return [prefix] * len(leaves(tree))
     there = items_of(tree)
     if there is None:
-        raise ArgumentError(f"{what} is {type_text(prefix)} of {len(given)}, and {of} is a leaf")
-    covering = dict(given)
+        raise ArgumentError(f"{what} is {type_text(prefix)} of {len(entries)}, and {of} is a leaf")
+    covering = dict(entries)
     if covering.keys() != dict(there).keys():
         raise ArgumentError(
-            f"{what} has the entries {', '.join(s for s, _ in given) or 'none'}, and {of} has "
+            f"{what} has the entries {', '.join(s for s, _ in entries) or 'none'}, and {of} has "
             f"{', '.join(s for s, _ in there) or 'none'}; wanted one for each, or one for all"
         )
     return [leaf for step, t in there for leaf in spread(covering[step], t, what + step, of + step)]
@@ -226,13 +226,13 @@ def map_with_prefix(fn: Callable[[Any, Any], T], tree: Any, prefix: Any, caller:
         ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
             ``of``.
     """
-    made = []
+    results = []
     covering = spread(prefix, tree, f"{caller}: {what}", of)
     for path, leaf, one in zip(paths(tree, of), leaves(tree), covering, strict=True):
         try:
-            made.append(fn(leaf, one))
+            results.append(fn(leaf, one))
         except ShardTensorError as error:
             if path == of:
                 raise
             raise type(error)(f"{caller}: {path}: {str(error).removeprefix(f'{caller}: ')}") from None
-    return made
+    return results

@@ -25,7 +25,7 @@ class Storage:
         buffers: one array of the backend for each cell of the tensor (see `shardtensor.sharding.cells`); or one for
             each device, in mesh order, until they are joined (see `shardtensor.communication.transfer.buffers_of`).
         leases: the leases of each buffer (see `shardtensor.tensor.ownership`); None in place of those of a buffer, or
-            nothing, where it is unknown who holds the memory.
+            nothing, where it is unknown what holds the memory.
     """
 
     buffers: tuple[Any, ...] = ()

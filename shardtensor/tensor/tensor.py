@@ -397,5 +397,5 @@ def _unpickle(
             f"unpickle: a tensor that was pickled on {sharding.mesh!r} does not load on {target.mesh!r}: {error}. "
             "Load it within `with st.use_mesh(mesh):`, with a mesh of another backend"
         ) from None
-    made = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
-    return made if scalar else mark_array(made)
+    result = tensor(aval(x.shape, x.dtype, target, committed and target == sharding), x._storage)
+    return result if scalar else mark_array(result)

@@ -110,7 +110,7 @@ def spans_hosts(value: Aval) -> bool:
 @functools.lru_cache(8192)
 def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
     """Returns the `Aval` with that shape, dtype and sharding; the same object for the same arguments."""
-    made = Aval(shape, dtype, sharding, committed)
+    value = Aval(shape, dtype, sharding, committed)
     # The cache may have dropped one that is still in use, and two threads may get here at the same time.
     with _AVALS_LOCK:
         key = shape, dtype, sharding, committed
@@ -121,8 +121,8 @@ def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed:
             for other, held in list(_AVALS.items()):  # A list: a finalizer that runs meanwhile may add one.
                 if held() is None and _AVALS.get(other) is held:  # The finalizer may remove some, too.
                     del _AVALS[other]
-        _AVALS[key] = weakref.ref(made)
-        return made
+        _AVALS[key] = weakref.ref(value)
+        return value
 
 
 _AVALS: dict[Any, weakref.ref[Aval]] = {}
@@ -224,14 +224,14 @@ def join(pieces: Sequence[Any], value: Aval, number: int) -> tuple[Any, int]:
 
 def views(backend: Backend, devices: Sequence[Device], buffers: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
     """Returns the view of a buffer that each device has: the part at its position."""
-    found = []
+    arrays = []
     for device, (number, index) in zip(devices, parts, strict=True):
         if index is None:
-            found.append(buffers[number])
+            arrays.append(buffers[number])
         else:
             with backend.on(device):
-                found.append(backend.view(buffers[number], index))
-    return found
+                arrays.append(backend.view(buffers[number], index))
+    return arrays
 
 
 def new_buffers(value: Aval) -> tuple[tuple[Any, ...], list[Any]]:

@@ -53,9 +53,9 @@ class ArrayTests(Kit):
                 x = self.put(host, device)
                 self.same(self.get(x, device), host, ROUND_TRIP, f"on {device}")
                 self.must(self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", type(x))
-                found = self.it.dtype_of(x)
-                right = isinstance(found, np.dtype) and found == np.dtype(dtype)
-                self.must(right, "Backend.dtype_of: the NumPy dtype of the elements", f"{found!r} of {dtype}")
+                result = self.it.dtype_of(x)
+                right = isinstance(result, np.dtype) and result == np.dtype(dtype)
+                self.must(right, "Backend.dtype_of: the NumPy dtype of the elements", f"{result!r} of {dtype}")
                 known = tuple(x.shape), x.ndim, int(x.nbytes)
                 self.must(known == (shape, len(shape), host.nbytes), "arrays have shape, ndim and nbytes", known)
 
@@ -70,10 +70,10 @@ class ArrayTests(Kit):
         """`from_host` accepts host arrays of any strides, read-only ones included."""
         host = HOSTS[layout](self.numbers(48).reshape(6, 8))
         for writable in (True, False):
-            given = np.asarray(host).view()
-            given.flags.writeable = given.flags.writeable and writable
+            view = np.asarray(host).view()
+            view.flags.writeable = view.flags.writeable and writable
             self.same(
-                self.get(self.put(given, self.devices[-1]), self.devices[-1]), host, ROUND_TRIP, f"of an array {layout}"
+                self.get(self.put(view, self.devices[-1]), self.devices[-1]), host, ROUND_TRIP, f"of an array {layout}"
             )
 
     def test_from_host_copies(self) -> None:
@@ -83,11 +83,11 @@ class ArrayTests(Kit):
         """
         for device in self.devices:
             hosts = [self.numbers(self.size * n) for n in (1, 4, 16)]
-            wanted = [h.copy() for h in hosts]
+            answers = [h.copy() for h in hosts]
             arrays = [self.put(h, device) for h in hosts]
             for host in hosts:
                 host[...] = 0
-            for x, right in zip(arrays, wanted, strict=True):
+            for x, right in zip(arrays, answers, strict=True):
                 self.same(self.get(x, device), right, FROM_HOST)
                 self.write(x, 5, device)
             self.must(not any(h.any() for h in hosts), FROM_HOST, "writing to the array wrote to the host array")
@@ -97,8 +97,8 @@ class ArrayTests(Kit):
         for x in (None, 1, 2.5, "text", [1, 2], object()):
             self.must(not self.it.is_array(x), "Backend.is_array: whether it is one of this backend's arrays", repr(x))
         if not self.it.on_host:
-            found = self.it.is_array(np.ones(3))
-            self.must(not found, "Backend.is_array: NumPy's arrays are the host's, unless on_host is set", found)
+            answer = self.it.is_array(np.ones(3))
+            self.must(not answer, "Backend.is_array: NumPy's arrays are the host's, unless on_host is set", answer)
 
     def test_scalars_become_arrays(self) -> None:
         """`asarray` converts whatever `is_array` accepts to an array: a full sum may be an array scalar."""
@@ -106,11 +106,13 @@ class ArrayTests(Kit):
         x = self.put(host, device)
         with self.it.on(device):
             total = self.it.xp.sum(x)
-            made = self.it.asarray(total)
-            self.must(self.it.is_array(total) and self.it.is_array(made), "Backend.asarray gives an array", type(made))
-            self.must(made.ndim == 0, "Backend.asarray: array scalars become 0-d arrays", made.ndim)
-            made = self.it.xp.asarray(made, dtype=np.dtype(self.dtype))
-        self.same(self.get(made, device), host.sum(dtype=host.dtype), NAMESPACE, "sum")
+            result = self.it.asarray(total)
+            self.must(
+                self.it.is_array(total) and self.it.is_array(result), "Backend.asarray gives an array", type(result)
+            )
+            self.must(result.ndim == 0, "Backend.asarray: array scalars become 0-d arrays", result.ndim)
+            result = self.it.xp.asarray(result, dtype=np.dtype(self.dtype))
+        self.same(self.get(result, device), host.sum(dtype=host.dtype), NAMESPACE, "sum")
 
     # -- views and memory order --------------------------------------------------------------------
 
@@ -155,10 +157,10 @@ class ArrayTests(Kit):
             with self.it.on(device):
                 part, right = cut(self.it, x), cut(np, y)
                 already = self.it.is_contiguous(part)
-                made = self.it.contiguous(part)
-                self.must(self.it.is_contiguous(made), CONTIGUOUS, f"is_contiguous is false for contiguous({name})")
-            self.same(self.get(made, device), right, CONTIGUOUS, name)
-            self.write(made, 0, device)
+                copy = self.it.contiguous(part)
+                self.must(self.it.is_contiguous(copy), CONTIGUOUS, f"is_contiguous is false for contiguous({name})")
+            self.same(self.get(copy, device), right, CONTIGUOUS, name)
+            self.write(copy, 0, device)
             if already:
                 right[...] = 0
             self.same(self.get(x, device), y, CONTIGUOUS, f"the array, after writing to contiguous({name})")
@@ -170,10 +172,10 @@ class ArrayTests(Kit):
             x, y = self.put(host, device), host.copy()
             with self.it.on(device):
                 part, right = cut(self.it, x), cut(np, y)
-                found = self.it.is_contiguous(part)
-                self.must(right.flags.c_contiguous or not found, IS_CONTIGUOUS, f"{found} for {name}")
+                answer = self.it.is_contiguous(part)
+                self.must(right.flags.c_contiguous or not answer, IS_CONTIGUOUS, f"{answer} for {name}")
                 flat = self.it.xp.reshape(part, (-1,))
-            if found:
+            if answer:
                 self.write(flat, 0, device)
                 right.reshape(-1)[...] = 0
                 self.same(self.get(x, device), y, IS_CONTIGUOUS, f"the array, after writing to {name}, reshaped")
@@ -200,7 +202,7 @@ class ArrayTests(Kit):
         float_name = next(d for d in ("float64", "float32") if d in self.dtypes)
         x, kept = self.put(host, device), self.put(host, device)
         with self.it.on(device):
-            found = {
+            results = {
                 "x + 1": (xp.add(x, 1), host + 1),
                 "2 * x": (xp.multiply(2, x), 2 * host),
                 "asarray(x, dtype)": (xp.asarray(x, dtype=np.dtype(float_name)), host.astype(float_name)),
@@ -215,8 +217,8 @@ class ArrayTests(Kit):
             }
             empty = xp.empty((2, 3), dtype=np.dtype(float_name))
         self.must(tuple(empty.shape) == (2, 3), NAMESPACE, f"empty((2, 3)) has shape {empty.shape}")
-        for name, (made, right) in found.items():
-            self.same(self.get(made, device), right, NAMESPACE, name)
+        for name, (result, right) in results.items():
+            self.same(self.get(result, device), right, NAMESPACE, name)
         with self.it.on(device):
             copy = xp.asarray(kept, copy=True)
             xp.add(kept, 10, out=kept)
@@ -253,23 +255,23 @@ class ArrayTests(Kit):
     def test_export(self) -> None:
         """`export` returns an array of the backend with the same values."""
         for device in self.devices:
-            x, wanted = self.worked(device, self.numbers(10))
+            x, answer = self.worked(device, self.numbers(10))
             with self.it.on(device):
                 view = self.it.export(x)
             self.must(self.it.is_array(view), "Backend.export: the view of a shard that is handed to users", type(view))
-            self.same(self.get(view, device), wanted, "Backend.export: the view of a shard that is handed to users")
+            self.same(self.get(view, device), answer, "Backend.export: the view of a shard that is handed to users")
 
     def test_dlpack(self) -> None:
         """An array exported by DLPack reports its device correctly and can be imported again with its values."""
         device = self.devices[0]
-        x, wanted = self.worked(device, self.numbers(10))
+        x, answer = self.worked(device, self.numbers(10))
         with self.it.on(device):
             exported = self.it.to_dlpack(x)
             if not hasattr(exported, "__dlpack__"):
                 pytest.skip(f"backend {self.backend!r} does not export by DLPack")
             kind, number = exported.__dlpack_device__()
-            found = self.it.dlpack_device(device)
-            self.must((int(kind), number) == found, "Backend.dlpack_device: the device's memory", found)
+            memory = self.it.dlpack_device(device)
+            self.must((int(kind), number) == memory, "Backend.dlpack_device: the device's memory", memory)
             back = self.it.from_dlpack(exported, device)
         self.must(self.it.is_array(back), "Backend.from_dlpack: an array of the backend", type(back))
-        self.same(self.get(back, device), wanted, "Backend.from_dlpack shares the memory of the exported array")
+        self.same(self.get(back, device), answer, "Backend.from_dlpack shares the memory of the exported array")

@@ -46,10 +46,10 @@ class Kit:
     @property
     def pairs(self) -> list[tuple[Device, Device]]:
         """All ordered pairs of different devices; skips the test if there is only one device."""
-        found = [(a, b) for a in self.devices for b in self.devices if a != b]
-        if not found:
+        pairs = [(a, b) for a in self.devices for b in self.devices if a != b]
+        if not pairs:
             pytest.skip(f"backend {self.backend!r} has one device here, and this needs two")
-        return found
+        return pairs
 
     @property
     def dtype(self) -> str:

@@ -48,32 +48,32 @@ class Case:
         return function(*arguments, *self.args, **self.params)
 
 
-def wanted(name: str, made: Case) -> Any:
+def wanted(name: str, example: Case) -> Any:
     """Returns the expected result of a case of the operator ``name``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # Means of empty slices warn, as in NumPy.
-        if made.answer is None:
-            return made.run(_on_host(name), made.operands)
-        return made.answer(name) if callable(made.answer) else made.answer
+        if example.answer is None:
+            return example.run(_on_host(name), example.operands)
+        return example.answer(name) if callable(example.answer) else example.answer
 
 
-def check(name: str, made: Case, operands: list[Any]) -> None:
+def check(name: str, example: Case, operands: list[Any]) -> None:
     """Asserts that an operator on sharded operands of a case gives NumPy's result and leaves the operands unchanged."""
-    answer, before = wanted(name, made), [np.array(x) for x in made.operands]
+    answer, before = wanted(name, example), [np.array(x) for x in example.operands]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        result = made.run(OPS[name].dispatch, operands)
+        result = example.run(OPS[name].dispatch, operands)
     assert_same(result, answer)
     for x, value in zip(operands, before, strict=True):
         np.testing.assert_array_equal(np.asarray(x), value)
 
 
-def sharded_somehow(data: Any, made: Case, backend: str) -> list[Any]:
+def sharded_somehow(data: Any, example: Case, backend: str) -> list[Any]:
     """Draws shardings for the operands of a case, at least one of them on devices of ``backend``."""
     mesh = data.draw(meshes(backend))
-    operands = [placed(data, x, backend, mesh) for x in made.operands]
+    operands = [placed(data, x, backend, mesh) for x in example.operands]
     if not any(isinstance(x, st.ShardedTensor) for x in operands):
-        operands[0] = placed(data, made.operands[0], backend, None)
+        operands[0] = placed(data, example.operands[0], backend, None)
     return operands
 
 

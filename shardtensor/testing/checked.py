@@ -305,9 +305,9 @@ class _Clocks:
             if len(row) != len(theirs) or len(row) < length:
                 length = max(length, len(row), len(theirs))
                 row, theirs = [np.append(r, np.zeros(length - len(r), np.int64)) for r in (row, theirs)]
-            made = np.maximum(row, theirs)
-            made[other] = time
-            self._rows[k] = made
+            clock = np.maximum(row, theirs)
+            clock[other] = time
+            self._rows[k] = clock
 
     def _known(self, k: int, other: int) -> int:
         if k == other:
@@ -390,12 +390,12 @@ class CheckedBackend(Backend):
 
     def view(self, array: Any, index: Any) -> Any:
         """Returns the view of an array at a basic index, in the memory of the array."""
-        found = _bare(array, "getitem")[index]
-        if type(found) is not np.ndarray:
-            return _tagged(found)
-        made = found.view(CheckedArray)
-        made._memory = array._memory
-        return made
+        part = _bare(array, "getitem")[index]
+        if type(part) is not np.ndarray:
+            return _tagged(part)
+        view = part.view(CheckedArray)
+        view._memory = array._memory
+        return view
 
     def device_of(self, array: Any) -> Device:
         """Returns the device whose memory holds the array: if several share it, the current one or the first."""
@@ -487,6 +487,6 @@ class CheckedBackend(Backend):
         _clocks.learn(self.memory_space(device), token)
 
     def _owned(self, array: Any, device: Device, caller: str) -> None:
-        owner, wanted = _memory_of(array, caller).device, self.memory_space(device)
-        if owner is not wanted and owner != wanted:
+        owner, memory = _memory_of(array, caller).device, self.memory_space(device)
+        if owner is not memory and owner != memory:
             raise BackendError(f"{caller}: the array is in the memory of {owner}, not of {device}")

@@ -40,13 +40,13 @@ class CollectiveTests(Kit):
         """Sums and extrema of small and large arrays are correct on every device."""
         for size in (1, 8, 1 << 17):
             blocks = [self.numbers(size, first=k + 1) for k in range(len(self.devices))]
-            made = st.pmap(
+            columns = st.pmap(
                 lambda x: (st.psum(x, "i"), st.pmax(x, "i"), st.pmin(x, "i")), self._on_each(blocks), axis_name="i"
             )
-            wanted = [sum(blocks[1:], blocks[0]), np.max(blocks, axis=0), np.min(blocks, axis=0)]
-            for results in made:
-                for found, right in zip(results, wanted, strict=True):
-                    self.same(np.asarray(found), right, OPERANDS, f"psum, pmax, pmin of {counted(size, 'element')}")
+            answers = [sum(blocks[1:], blocks[0]), np.max(blocks, axis=0), np.min(blocks, axis=0)]
+            for results in columns:
+                for result, right in zip(results, answers, strict=True):
+                    self.same(np.asarray(result), right, OPERANDS, f"psum, pmax, pmin of {counted(size, 'element')}")
 
     def test_collective_moves(self) -> None:
         """all_gather, psum_scatter, all_to_all and ppermute are correct for blocks of unequal sizes."""
@@ -61,8 +61,8 @@ class CollectiveTests(Kit):
             part = st.psum_scatter(whole, "i", tiled=True)
             return whole, part, st.all_to_all(x, "i", 0, 0, tiled=True), st.ppermute(x, "i", turn)
 
-        made = st.pmap(program, self._on_each(blocks), axis_name="i")
-        for k, (whole, part, exchanged, turned) in enumerate(made):
+        results = st.pmap(program, self._on_each(blocks), axis_name="i")
+        for k, (whole, part, exchanged, turned) in enumerate(results):
             cuts = [offsets(len(b), (n,)).tolist() for b in blocks]
             pieces = [b[c[k] : c[k + 1]] for b, c in zip(blocks, cuts, strict=True)]
             self.same(np.asarray(whole), value, OPERANDS, "all_gather")
@@ -82,8 +82,8 @@ class CollectiveTests(Kit):
             return turned, gathered
 
         blocks = [self.numbers(self.size, first=k + 1) for k in range(n)]
-        made = st.pmap(program, self._on_each(blocks), axis_name="i")
-        for k, (turned, gathered) in enumerate(made):
+        results = st.pmap(program, self._on_each(blocks), axis_name="i")
+        for k, (turned, gathered) in enumerate(results):
             self.same(np.asarray(turned), blocks[k - 1], OPERANDS, "ppermute, after its operand was written")
             self.same(np.asarray(gathered), np.stack(blocks), OPERANDS, "all_gather, after its operands were written")
 
@@ -98,12 +98,12 @@ class CollectiveTests(Kit):
             return x
 
         blocks = [(np.arange(8) % 2 + k).astype(self.dtype) for k in range(n)]
-        made = st.pmap(program, self._on_each(blocks), axis_name="i")
+        results = st.pmap(program, self._on_each(blocks), axis_name="i")
         for _ in range(self.chain):
             least = np.min(blocks, axis=0)
             blocks = [blocks[k - 1] + blocks[k - 1] - least for k in range(n)]
-        for found, wanted in zip(made, blocks, strict=True):
-            self.same(np.asarray(found), wanted, OPERANDS, f"{self.chain} collectives in a row")
+        for result, block in zip(results, blocks, strict=True):
+            self.same(np.asarray(result), block, OPERANDS, f"{self.chain} collectives in a row")
 
     def _blocks(self, size: int) -> list[HostArray]:
         return [self.numbers(size, first=k + 1) for k in range(len(self.devices))]

@@ -28,39 +28,39 @@ class DeviceTests(Kit):
 
     def test_devices_are_values(self) -> None:
         """The devices are distinct, in order of their ids, and equal at each call."""
-        found = list(self.it.devices())
-        self.must(bool(found), DEVICES, found)
-        self.must(all(type(d) is Device and d.backend == self.backend for d in found), DEVICES, found)
-        self.must(found == sorted(set(found), key=lambda d: d.id), DEVICES, found)
-        self.must(len({d.id for d in found}) == len(found), DEVICES, found)
-        self.must(found == list(self.it.devices()) == st.devices(self.backend), DEVICES, "others at a second call")
-        self.must(all(isinstance(d.kind, str) and d.kind for d in found), "Device.kind: a description", found)
+        devices = list(self.it.devices())
+        self.must(bool(devices), DEVICES, devices)
+        self.must(all(type(d) is Device and d.backend == self.backend for d in devices), DEVICES, devices)
+        self.must(devices == sorted(set(devices), key=lambda d: d.id), DEVICES, devices)
+        self.must(len({d.id for d in devices}) == len(devices), DEVICES, devices)
+        self.must(devices == list(self.it.devices()) == st.devices(self.backend), DEVICES, "others at a second call")
+        self.must(all(isinstance(d.kind, str) and d.kind for d in devices), "Device.kind: a description", devices)
 
     def test_adjacent_devices(self) -> None:
         """`adjacent_devices` returns the requested number of distinct devices."""
         for count in range(1, len(self.it.devices()) + 1):
-            found = list(self.it.adjacent_devices(count))
-            fits = len(found) == len(set(found)) == count and set(found) <= set(self.it.devices())
-            self.must(fits, f"Backend.adjacent_devices: {count} distinct devices", found)
+            devices = list(self.it.adjacent_devices(count))
+            fits = len(devices) == len(set(devices)) == count and set(devices) <= set(self.it.devices())
+            self.must(fits, f"Backend.adjacent_devices: {count} distinct devices", devices)
 
     def test_memory_info(self) -> None:
         """`memory_info` returns free and total bytes, or None."""
         for device in self.devices:
-            found = self.it.memory_info(device)
-            fits = found is None or (len(found) == 2 and 0 <= found[0] <= found[1])
-            self.must(fits, "Backend.memory_info: bytes (free, total), or None if they are unknown", found)
+            info = self.it.memory_info(device)
+            fits = info is None or (len(info) == 2 and 0 <= info[0] <= info[1])
+            self.must(fits, "Backend.memory_info: bytes (free, total), or None if they are unknown", info)
 
     def test_current_inside_on(self) -> None:
         """New arrays are created on the current device."""
         for device in self.devices:
             with self.it.on(device):
-                made, given = (
+                ones, copy = (
                     self.it.xp.ones((3,), dtype=np.dtype(self.dtype)),
                     self.it.from_host(np.ones(3, self.dtype), device),
                 )
-                found = self.it.device_of(made), self.it.device_of(given)
-            self.must(found[0] == found[1], "Backend.xp runs on the current device", f"{found} on {device}")
-            self.same(self.get(made, device), np.ones(3, self.dtype), "Backend.xp runs on the current device")
+                places = self.it.device_of(ones), self.it.device_of(copy)
+            self.must(places[0] == places[1], "Backend.xp runs on the current device", f"{places} on {device}")
+            self.same(self.get(ones, device), np.ones(3, self.dtype), "Backend.xp runs on the current device")
 
     def test_on_nests(self) -> None:
         """Nested `on` blocks restore the previous device, also for the same device twice."""
@@ -87,8 +87,8 @@ class DeviceTests(Kit):
                     try:
                         with self.it.on(b):
                             raise error
-                    except kind as found:
-                        caught = found
+                    except kind as other:
+                        caught = other
                     self.must(caught is error, "Backend.on propagates errors unchanged", repr(caught))
                     self.must(self.current() == seen[a], ON, f"{self.current()} after an error in on({b}) in on({a})")
                 self.must(self.current() == before, ON, f"{self.current()} after on({a}), where it was {before}")
@@ -110,8 +110,8 @@ class DeviceTests(Kit):
                 with self.it.on(device):
                     for _ in range(5):
                         gate.wait(10)
-                        found = self.current()
-                        self.must(found == seen[device], ON, f"{found} in on({device}), beside another thread's on")
+                        current = self.current()
+                        self.must(current == seen[device], ON, f"{current} in on({device}), beside another thread's on")
             except BaseException as error:  # The calling thread raises it.
                 gate.abort()
                 errors.append(error)
@@ -129,17 +129,17 @@ class DeviceTests(Kit):
         """`synchronize` returns, with and without queued work, inside and outside `on`."""
         for device in self.devices:
             self.it.synchronize(device)
-            x, wanted = self.worked(device, self.numbers())
+            x, answer = self.worked(device, self.numbers())
             self.it.synchronize(device)
             with self.it.on(device):
                 self.it.synchronize(device)
-            self.same(self.get(x, device), wanted, "Backend.synchronize changes nothing")
+            self.same(self.get(x, device), answer, "Backend.synchronize changes nothing")
 
     def test_wait_for_caller(self) -> None:
         """`wait_for_caller` and `make_caller_wait` change neither the current device nor any array."""
         before = self.current()
         for device in self.devices:
-            x, wanted = self.worked(device, self.numbers())
+            x, answer = self.worked(device, self.numbers())
             self.it.wait_for_caller(device)
             self.it.make_caller_wait(device)
             self.must(
@@ -147,7 +147,7 @@ class DeviceTests(Kit):
                 "Backend.wait_for_caller and make_caller_wait make no device current",
                 self.current(),
             )
-            self.same(self.get(x, device), wanted, "Backend.wait_for_caller and make_caller_wait change no array")
+            self.same(self.get(x, device), answer, "Backend.wait_for_caller and make_caller_wait change no array")
 
     def test_device_that_does_not_exist(self) -> None:
         """A device that does not exist raises a BackendError and leaves the current device unchanged."""

@@ -48,8 +48,8 @@ class EngineTests:
     def passes(self, program: str, processes: int) -> None:
         """Asserts that a program ends without an error, and prints ``ok`` in every process."""
         status, lines = self.run(program, processes)
-        wanted = [f"[{k}] ok" for k in range(processes)]
-        assert (status, sorted(lines)) == (0, wanted), f"engine {self.engine!r}: {program} printed {lines}"
+        answers = [f"[{k}] ok" for k in range(processes)]
+        assert (status, sorted(lines)) == (0, answers), f"engine {self.engine!r}: {program} printed {lines}"
 
     def test_agree_returns_the_records_of_all_processes_in_order(self) -> None:
         """`Engine.agree`."""
@@ -81,8 +81,8 @@ class EngineTests:
     def test_errors_of_signal_handlers_are_passed_on(self) -> None:
         """A handler that raises errors of the classes that engines derive theirs from, while an engine waits."""
         lines = self.run("handler", 4)[1]
-        wanted = {"[0] ok", "[1] ok", "[2] ok"}
-        assert wanted <= set(lines), f"engine {self.engine!r}: handler printed {lines}"
+        answers = {"[0] ok", "[1] ok", "[2] ok"}
+        assert answers <= set(lines), f"engine {self.engine!r}: handler printed {lines}"
 
     def test_a_notice_ends_the_wait_of_the_others(self) -> None:
         """`Engine.notify` and `Engine.notices`, where the engine has them."""
@@ -183,12 +183,12 @@ def _handler(engine: Engine) -> None:
 
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
-    found: BaseException | None = None
+    caught: BaseException | None = None
     try:
         engine.agree(b"x", _later())
     except type(raised) as error:
-        found = error
-    assert found is raised
+        caught = error
+    assert caught is raised
     _say_ok()
     time.sleep(SOON)  # The other processes print, too.
     os._exit(1)

@@ -117,9 +117,9 @@ def _check_vjp(f: Callable[..., Any], args: Any, eps: float, tolerance: _Toleran
     value, pull = vjp(f, *_copied(args))
     tolerance.compare(f"{name}: the value", value, f(*_copied(args)))
     direction, cotangent = _random(args), _random(value)
-    found = _product(pull(cotangent), direction)
-    wanted = _product(cotangent, _difference(f, args, direction, eps))
-    tolerance.check(f"{name}: the product of the gradient and a direction", found, wanted, leaves((args, value)))
+    product = _product(pull(cotangent), direction)
+    difference = _product(cotangent, _difference(f, args, direction, eps))
+    tolerance.check(f"{name}: the product of the gradient and a direction", product, difference, leaves((args, value)))
 
 
 class _Tolerance:
@@ -130,19 +130,19 @@ class _Tolerance:
 
     def of(self, dtypes: Sequence[Any]) -> list[float]:
         """Returns the absolute and the relative tolerance, the greatest of some dtypes."""
-        made: list[float] = []
+        tolerances: list[float] = []
         for limit in self.limits:
             if limit is not None and not isinstance(limit, Mapping):
-                made.append(limit)
+                tolerances.append(limit)
                 continue
-            given = {np.dtype(key).name: value for key, value in (limit or {}).items()}
-            known = _TOLERANCES | given
-            made.append(max([known.get(np.dtype(d).name, 0.1) for d in dtypes if is_inexact(d)], default=0.0))
-        return made
+            by_name = {np.dtype(key).name: value for key, value in (limit or {}).items()}
+            known = _TOLERANCES | by_name
+            tolerances.append(max([known.get(np.dtype(d).name, 0.1) for d in dtypes if is_inexact(d)], default=0.0))
+        return tolerances
 
-    def check(self, what: str, found: Any, wanted: Any, given: Sequence[Any]) -> None:
+    def check(self, what: str, found: Any, wanted: Any, values: Sequence[Any]) -> None:
         """Asserts that two numbers are equal."""
-        atol, rtol = self.of([dtype_of(x) for x in given if _is_number(x)])
+        atol, rtol = self.of([dtype_of(x) for x in values if _is_number(x)])
         error = abs(found - wanted)
         if not error <= atol + rtol * abs(wanted):
             raise AssertionError(
@@ -202,7 +202,9 @@ def _copied(args: Any) -> Any:
 
 
 def _random(tree: Any) -> Any:
-    """Returns random numbers in the shapes, dtypes and layouts of a tree; None for what is no floating-point number."""
+    """Returns random numbers in the shapes, dtypes and layouts of a tree; None for leaves of other
+    kinds than floating-point numbers.
+    """
     rng = np.random.RandomState(0)
     return map_leaves(lambda x: _random_like(rng, x), tree)
 
@@ -210,35 +212,35 @@ def _random(tree: Any) -> Any:
 def _random_like(rng: np.random.RandomState, x: Any) -> Any:
     if not _is_number(x) or not is_inexact(dtype_of(x)):
         return None
-    made = rng.standard_normal(shape_of(x))
+    numbers = rng.standard_normal(shape_of(x))
     if dtype_of(x).kind == "c":
-        made = made + 1j * rng.standard_normal(shape_of(x))
+        numbers = numbers + 1j * rng.standard_normal(shape_of(x))
     if type(x) in (float, complex):
-        return type(x)(made)
-    made = call("asarray", made, device=x.sharding if type(x) is ShardedTensor else None)
-    return call("astype", made, x.dtype)
+        return type(x)(numbers)
+    numbers = call("asarray", numbers, device=x.sharding if type(x) is ShardedTensor else None)
+    return call("astype", numbers, x.dtype)
 
 
 def _difference(f: Callable[..., Any], args: Any, direction: Any, eps: float) -> Any:
-    """Returns a central difference of the results; None for those that are no floating-point numbers."""
+    """Returns a central difference of the results; None for those that are not floating-point numbers."""
 
     def moved(step: float) -> Any:
         pairs = zip(leaves(_copied(args)), leaves(direction), strict=True)
         return f(*replaced(args, [x if d is None else _sum(x, d, step) for x, d in pairs]))
 
     ahead, behind = moved(eps), moved(-eps)
-    made = [
+    quotients = [
         (_wide(a) - _wide(b)) * (0.5 / eps) if _is_number(a) and is_inexact(dtype_of(a)) else None
         for a, b in zip(leaves(ahead), leaves(behind), strict=True)
     ]
-    return replaced(ahead, made)
+    return replaced(ahead, quotients)
 
 
 def _sum(x: Any, d: Any, step: float) -> Any:
     if type(x) in (float, complex):
         return x + d * step
-    made = call("add", x, d * step)
-    return made if made.dtype == x.dtype else call("astype", made, x.dtype)
+    total = call("add", x, d * step)
+    return total if total.dtype == x.dtype else call("astype", total, x.dtype)
 
 
 def _product(gs: Any, ts: Any) -> float:

@@ -11,7 +11,7 @@ from shardtensor.backend import HostArray
 from shardtensor.sharding.index import is_array
 from shardtensor.testing.cases import Case, case, seed, some_array
 from shardtensor.testing.layouts import array
-from shardtensor.testing.ordering_cases import lines
+from shardtensor.testing.sorting_cases import lines
 
 
 @case("take")

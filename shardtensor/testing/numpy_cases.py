@@ -43,8 +43,8 @@ def _interpolated(data: Any) -> Case:
     values = array(points.shape, data.draw(some.sampled_from(["int32", "float64", "complex128"])), seed(data))
     ends = data.draw(some.sampled_from([(None, None), (-1.5, 7.0)]))
     x = array(data.draw(shapes()), data.draw(some.sampled_from(["int8", "float32", "float64"])), seed(data))
-    given = tuple([end and (end, str(end)) for end in ends])
-    return Case([x, points, values], given, answer=np.interp(x, points, values, *ends))
+    arguments = tuple([end and (end, str(end)) for end in ends])
+    return Case([x, points, values], arguments, answer=np.interp(x, points, values, *ends))
 
 
 @case("mapped_lines")

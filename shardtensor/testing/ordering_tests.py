@@ -30,19 +30,19 @@ class OrderTests(Kit):
         """A host read after a chain of queued operations returns their final result."""
         for device in self.devices:
             for times in (1, self.chain, 4 * self.chain):
-                x, wanted = self.worked(device, self.numbers(), times)
-                self.same(self.get(x, device), wanted, COMPUTED, f"after {times} additions on {device}")
+                x, answer = self.worked(device, self.numbers(), times)
+                self.same(self.get(x, device), answer, COMPUTED, f"after {times} additions on {device}")
 
     def test_host_arrays_do_not_change(self) -> None:
         """A host array does not change when further work is queued or another array is read."""
         device = self.devices[0]
-        x, wanted = self.worked(device, self.numbers())
+        x, answer = self.worked(device, self.numbers())
         with self.it.on(device):
             host = self.it.to_host(x, device)
             x = self.it.xp.multiply(x, 0)
             later = self.it.to_host(x, device)
-        self.same(np.asarray(host), wanted, COMPUTED, "a host array, after another array was read")
-        self.same(np.asarray(later), wanted * 0, COMPUTED)
+        self.same(np.asarray(host), answer, COMPUTED, "a host array, after another array was read")
+        self.same(np.asarray(later), answer * 0, COMPUTED)
 
     def test_copies_between_all_devices(self) -> None:
         """Copies between all pairs of devices (equal ones included) are correct for shapes and dtypes of all kinds."""
@@ -50,9 +50,9 @@ class OrderTests(Kit):
             for destination in self.devices:
                 for shape, dtype in [((), 0), ((0, 3), 0), ((5,), -1), ((3, 4, 5), 0), ((2, 3), -1)]:
                     host = array(shape, self.dtypes[dtype], 5)
-                    made = self.send(self.put(host, source), source, destination)
-                    self.must(self.it.is_array(made), COPY, type(made))
-                    self.same(self.get(made, destination), host, COPY, f"from {source} to {destination}")
+                    copy = self.send(self.put(host, source), source, destination)
+                    self.must(self.it.is_array(copy), COPY, type(copy))
+                    self.same(self.get(copy, destination), host, COPY, f"from {source} to {destination}")
 
     def test_copies_are_independent(self) -> None:
         """The source and the copy are independent: writes to one are not visible in the other."""
@@ -71,22 +71,22 @@ class OrderTests(Kit):
     def test_copies_wait_for_their_source(self) -> None:
         """A copy contains the result of work queued on its source, and work on the copy follows it."""
         for source, destination in self.pairs:
-            x, wanted = self.worked(source, self.numbers())
+            x, answer = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
             with self.it.on(destination):
                 y = self.it.xp.multiply(y, 2)
-            self.same(self.get(y, destination), wanted * 2, ORDERED, f"a copy from {source} to {destination}")
+            self.same(self.get(y, destination), answer * 2, ORDERED, f"a copy from {source} to {destination}")
 
     def test_copies_in_a_ring(self) -> None:
         """A chain of copies and operations around all devices, several times, is executed in order."""
-        x, wanted = self.worked(self.devices[0], self.numbers())
+        x, answer = self.worked(self.devices[0], self.numbers())
         ring = [*self.devices, self.devices[0]] * 3
         for source, destination in itertools.pairwise(ring):
             x = self.send(x, source, destination)
             with self.it.on(destination):
                 x = self.it.xp.add(x, 1)
-            wanted = wanted + np.asarray(1, wanted.dtype)
-        self.same(self.get(x, ring[-1]), wanted, ORDERED, f"after {len(ring) - 1} copies in a ring")
+            answer = answer + np.asarray(1, answer.dtype)
+        self.same(self.get(x, ring[-1]), answer, ORDERED, f"after {len(ring) - 1} copies in a ring")
 
     def test_devices_that_wait_for_each_other(self) -> None:
         """Two devices that wait for each other's tokens do not deadlock: a token covers only work queued before it."""
@@ -104,26 +104,26 @@ class OrderTests(Kit):
         for source, destination in self.pairs:
             copies = []
             for n in range(8):
-                x, wanted = self.worked(source, self.numbers(first=n + 1))
-                copies.append((self.send(x, source, destination), wanted))
+                x, answer = self.worked(source, self.numbers(first=n + 1))
+                copies.append((self.send(x, source, destination), answer))
                 del x
                 with self.it.on(source):
                     again = [self.it.xp.zeros((self.size,), dtype=np.dtype(self.dtype)) for _ in range(4)]
                 del again
-            for y, wanted in copies:
-                self.same(self.get(y, destination), wanted, NOT_REUSED, f"from {source} to {destination}")
+            for y, answer in copies:
+                self.same(self.get(y, destination), answer, NOT_REUSED, f"from {source} to {destination}")
 
     def test_sources_are_not_written_before_they_are_read(self) -> None:
         """Overwriting a source for which `begin_write` is true right after `to_device` does not affect the copy."""
         for source, destination in self.pairs:
-            x, wanted = self.worked(source, self.numbers())
+            x, answer = self.worked(source, self.numbers())
             y = self.send(x, source, destination)
             with self.it.on(source):
                 writable = self.it.memory_of(x) is not None and self.it.begin_write(x)
             if writable:
                 self.write(x, 0, source)
                 self.get(x, source)
-            self.same(self.get(y, destination), wanted, IN_ORDER, f"from {source} to {destination}")
+            self.same(self.get(y, destination), answer, IN_ORDER, f"from {source} to {destination}")
 
     def test_random_traffic(self) -> None:
         """Operations, copies, writes to exclusive arrays and deletions in random order on all devices are correct."""
@@ -148,8 +148,8 @@ class OrderTests(Kit):
                 self.numbers(24).reshape(4, 6),
             ):
                 for settled in (True, False):
-                    x, wanted = self.worked(device, host)
-                    self.same(self._back(x, device, settled), wanted, OFFLOAD, f"of shape {host.shape} on {device}")
+                    x, answer = self.worked(device, host)
+                    self.same(self._back(x, device, settled), answer, OFFLOAD, f"of shape {host.shape} on {device}")
 
     def test_pin(self) -> None:
         """`pin` copies a host array, which may be overwritten afterwards."""

@@ -92,9 +92,9 @@ class OwnershipTests(Kit):
             if writable:
                 x[0:1] = 0
         if writable:
-            wanted = np.array(np.broadcast_to(self.numbers(4), (3, 4)))
-            wanted[0] = 0
-            self.same(self.get(x, device), wanted, "Backend.begin_write: no two elements have the same address")
+            answer = np.array(np.broadcast_to(self.numbers(4), (3, 4)))
+            answer[0] = 0
+            self.same(self.get(x, device), answer, "Backend.begin_write: no two elements have the same address")
 
     def test_leases(self) -> None:
         """A lease lasts as long as the exported array, a view of it, or a view of that; and no longer."""
@@ -119,22 +119,22 @@ class OwnershipTests(Kit):
             held = [self.put(self.numbers(12), device)]
             other = self._hold(holder, held[0], device)
             with self.it.on(device):
-                made, _ = self.it.adopt(held, ())
+                result, _ = self.it.adopt(held, ())
             held.clear()
-            self.same(self.get(made, device), self.numbers(12), ADOPT)
+            self.same(self.get(result, device), self.numbers(12), ADOPT)
             self._overwrite(other, device)
-            self.same(self.get(made, device), self.numbers(12), ADOPT, f"after {holder} was written")
+            self.same(self.get(result, device), self.numbers(12), ADOPT, f"after {holder} was written")
 
     def test_adopted_fresh_arrays(self) -> None:
         """Adopting an exclusive array, or a view of it, preserves the values."""
         for device in self.devices:
             for cut in (slice(None), slice(2, 9), slice(None, None, 2)):
-                x, wanted = self.worked(device, self.numbers(12))
+                x, answer = self.worked(device, self.numbers(12))
                 with self.it.on(device):
                     held = [self.it.view(x, cut)]
                     del x
-                    made, _ = self.it.adopt(held, ())
-                self.same(self.get(made, device), wanted[cut], ADOPT, f"a view [{cut}] of a fresh array")
+                    result, _ = self.it.adopt(held, ())
+                self.same(self.get(result, device), answer[cut], ADOPT, f"a view [{cut}] of a fresh array")
 
     def test_adopted_shards(self) -> None:
         """Adopting a shard or a view of it preserves the values, and a later write does not change the shard."""
@@ -142,12 +142,12 @@ class OwnershipTests(Kit):
             shard = self.put(self.numbers(12), device)
             with self.it.on(device):
                 seen = self.it.export(shard)
-                given = [seen, self.it.view(seen, slice(3, 7))]
-                made = [[self.it.adopt([x], [shard])[0]] for x in given]
-                del given
-            self.same(self.get(made[0][0], device), self.numbers(12), ADOPT, "the shard itself")
-            self.same(self.get(made[1][0], device), self.numbers(12)[3:7], ADOPT, "a view of the shard")
-            for held in made:
+                views = [seen, self.it.view(seen, slice(3, 7))]
+                results = [[self.it.adopt([x], [shard])[0]] for x in views]
+                del views
+            self.same(self.get(results[0][0], device), self.numbers(12), ADOPT, "the shard itself")
+            self.same(self.get(results[1][0], device), self.numbers(12)[3:7], ADOPT, "a view of the shard")
+            for held in results:
                 self._write_if_exclusive(held, device)
             self.same(
                 self.get(shard, device), self.numbers(12), EXCLUSIVE, "the shard, after a write to the adopted array"
@@ -158,11 +158,11 @@ class OwnershipTests(Kit):
         for device in self.devices:
             x = self.put(self.numbers(12), device)
             with self.it.on(device):
-                made, copied = self.it.adopt([x], ())
+                result, copied = self.it.adopt([x], ())
             self.must(isinstance(copied, bool), COPIED, repr(copied))
-            self.must(copied or made is x, COPIED, "adopt returned another array and reports no copy")
+            self.must(copied or result is x, COPIED, "adopt returned another array and reports no copy")
             if copied:
-                self.write(made, 0, device)
+                self.write(result, 0, device)
             self.same(self.get(x, device), self.numbers(12), COPIED, "the argument, after adopt and a write")
 
     def _write_if_exclusive(self, held: list[Any], device: Device) -> None:

@@ -16,10 +16,10 @@ from shardtensor.testing.layouts import DTYPES, array, shapes
 @case("prod")
 def _prod(data: Any) -> Case:
     """Draws factors near 1, because infinities in complex products depend on the order of multiplication."""
-    made = _reduction(data)
-    x = made.operands[0]
-    made.operands = [x if x.dtype.kind in "biu" else (1 + x / 64).astype(x.dtype)]
-    return made
+    example = _reduction(data)
+    x = example.operands[0]
+    example.operands = [x if x.dtype.kind in "biu" else (1 + x / 64).astype(x.dtype)]
+    return example
 
 
 @case("sum", "mean", "var", "std", "any", "all")
@@ -30,14 +30,14 @@ def _reduction(data: Any) -> Case:
 
 @case("max", "min", "nanmax", "nanmin")
 def _extremum(data: Any) -> Case:
-    made = _reduction(data)
-    x = made.operands[0]
-    made.operands = [
+    example = _reduction(data)
+    x = example.operands[0]
+    example.operands = [
         np.ones([n or 1 for n in x.shape], x.dtype) * x if x.size else np.ones([n or 1 for n in x.shape], x.dtype)
     ]
-    if made.operands[0].dtype.kind in "fc" and made.operands[0].size and data.draw(some.booleans()):
-        made.operands[0].flat[data.draw(some.integers(0, made.operands[0].size - 1))] = np.nan
-    return made
+    if example.operands[0].dtype.kind in "fc" and example.operands[0].size and data.draw(some.booleans()):
+        example.operands[0].flat[data.draw(some.integers(0, example.operands[0].size - 1))] = np.nan
+    return example
 
 
 @case("cumulative_sum")
@@ -65,16 +65,16 @@ def _cumulative(data: Any, x: HostArray, function: Callable[..., Any], initial: 
 
 @case("argmax", "argmin")
 def _arg(data: Any) -> Case:
-    made = _extremum(data)
-    made.params["axis"] = axes(data, made.operands[0].ndim, one=True)
-    return made
+    example = _extremum(data)
+    example.params["axis"] = axes(data, example.operands[0].ndim, one=True)
+    return example
 
 
 @case("count_nonzero")
 def _count_nonzero(data: Any) -> Case:
-    made = _reduction(data)
-    made.answer = np.count_nonzero(made.operands[0], **made.params)
-    return made
+    example = _reduction(data)
+    example.answer = np.count_nonzero(example.operands[0], **example.params)
+    return example
 
 
 def _numbers(data: Any, dtypes: list[str]) -> tuple[HostArray, Any]:

@@ -47,11 +47,11 @@ class TensorTests(Kit):
         refused: list[str] = []
 
         def one(data: Any) -> None:
-            made = CASES[name](data)
+            example = CASES[name](data)
             try:
-                check(name, made, sharded_somehow(data, made, self.backend))
+                check(name, example, sharded_somehow(data, example, self.backend))
             except ShardTensorError as error:
-                if not self._lacks([*made.operands, wanted(name, made)]):
+                if not self._lacks([*example.operands, wanted(name, example)]):
                     refused.append(f"{type(error).__name__}: {error}")
                     if name not in self.unclaimed:
                         raise
@@ -73,12 +73,12 @@ class TensorTests(Kit):
         arguments: dict[str, tuple[Any, ...]] = {
             "full": ((5, 3), 7), "arange": (11,), "eye": (5, 3), "linspace": (0, 5, 11),
         }  # fmt: skip
-        given = arguments.get(name, ((5, 3),))
-        right = getattr(np, name)(*given, dtype=self.dtype)
+        args = arguments.get(name, ((5, 3),))
+        right = getattr(np, name)(*args, dtype=self.dtype)
         mesh = mesh_of((len(self.devices),), self.backend)
         for spec in all_specs(mesh, right.ndim):
-            made = getattr(st, name)(*given, dtype=self.dtype, device=st.NamedSharding(mesh, spec))
-            self._is(made, right, f"{name} under {spec}")
+            result = getattr(st, name)(*args, dtype=self.dtype, device=st.NamedSharding(mesh, spec))
+            self._is(result, right, f"{name} under {spec}")
 
     def test_reshard(self) -> None:
         """`reshard` preserves elements between shardings, between devices, and from and to another backend."""
@@ -174,9 +174,9 @@ class TensorTests(Kit):
             return {"device": str(device), "sum": st.sum(whole), "twice": twice, "host": np.arange(3)}
 
         parts = st.shard(self.numbers(9), devices=list(self.devices))
-        found = st.pmap(lambda a: work(a, a, 2), parts)
+        results = st.pmap(lambda a: work(a, a, 2), parts)
         self.must(all(seen) and len(seen) == len(parts), MAPPED, f"is_array of arguments and results: {seen}")
-        for device, part, one in zip(self.devices, parts, found, strict=True):
+        for device, part, one in zip(self.devices, parts, results, strict=True):
             self.must(one["device"] == str(device), MAPPED, f"current_device() is {one['device']} on {device}")
             self.same(np.asarray(one["twice"]), np.asarray(part) * 2, MAPPED)
             self.same(np.asarray(one["host"]), np.arange(3), MAPPED, "a returned host array")
@@ -188,18 +188,18 @@ class TensorTests(Kit):
         kept: dict[Any, Any] = {}  # By device, because calls in several threads run in any order.
 
         def keep(a: Any) -> Any:
-            made = self.it.xp.add(a, 1)
-            kept[st.current_device()] = made
-            return made
+            result = self.it.xp.add(a, 1)
+            kept[st.current_device()] = result
+            return result
 
         parts = st.shard(self.numbers(9), devices=list(self.devices))
-        found = st.pmap(keep, parts)
+        results = st.pmap(keep, parts)
         self.must(kept.keys() == set(self.devices), STAYS, f"calls on {list(kept)}")
-        for device, made in kept.items():
-            if made.shape[0]:
-                self.write(made, 0, device)
+        for device, array in kept.items():
+            if array.shape[0]:
+                self.write(array, 0, device)
         self.same(
-            np.asarray(st.unshard(found)),
+            np.asarray(st.unshard(results)),
             self.numbers(9) + 1,
             MAPPED,
             "results, after the function wrote to its arrays",
@@ -212,8 +212,8 @@ class TensorTests(Kit):
             parts = [*st.pmap(lambda v: v, [a, a]), *st.shard(a), st.device_put(a)]
             return [*parts, st.pmap(lambda v: v, st.reshape(a, (1, -1))), st.smap(lambda v: v, a, axes=[0])]
 
-        found = st.pmap(body, st.shard(self.numbers(9), devices=list(self.devices)))
-        devices = [[x.device for x in one] for one in found]
+        results = st.pmap(body, st.shard(self.numbers(9), devices=list(self.devices)))
+        devices = [[x.device for x in one] for one in results]
         self.must(devices == [[device] * 6 for device in self.devices], STAYS, f"tensors on {devices}")
 
     def test_pmap_donates(self) -> None:
@@ -226,9 +226,9 @@ class TensorTests(Kit):
         whole = st.device_put(self.numbers(9), mesh_of((len(self.devices),), self.backend))
         fresh = st.pmap(lambda a: self.it.xp.add(a, 1), st.shard(whole, devices=list(self.devices)))
         for parts in (st.shard(whole, devices=list(self.devices)), fresh):
-            found = st.pmap(zero, parts, donate=True)
+            results = st.pmap(zero, parts, donate=True)
             self.must(
-                not np.asarray(st.unshard(found)).any(), MAPPED, "writes of a function to donated arrays are lost"
+                not np.asarray(st.unshard(results)).any(), MAPPED, "writes of a function to donated arrays are lost"
             )
             self.must(all(p.is_donated for p in parts), MAPPED, "donated tensors can still be used")
         self.same(np.asarray(whole), self.numbers(9), MAPPED, "a tensor whose shards were donated")
@@ -256,10 +256,10 @@ class TensorTests(Kit):
         mesh = data.draw(meshes(self.backend))
         return st.device_put(host, st.NamedSharding(mesh, data.draw(specs(mesh, host.ndim))))
 
-    def _is(self, x: Any, wanted: HostArray, where: str = "") -> None:
+    def _is(self, x: Any, answer: HostArray, where: str = "") -> None:
         """Asserts that a tensor has these elements, and each device the part that its sharding assigns to it."""
         try:
-            assert_same(x, wanted, exact=True)
+            assert_same(x, answer, exact=True)
         except AssertionError as error:
             self.must(False, ELEMENTS, f"{where} {error}")
 

@@ -29,7 +29,7 @@ def flatten(tree: Any, is_leaf: _IsLeaf = None) -> tuple[list[Any], PyTreeSpec]:
 
     Args:
         tree: the tree.
-        is_leaf: a function that says of a subtree whether it is a leaf.
+        is_leaf: a function that returns whether a subtree is a leaf.
 
     >>> leaves, structure = st.tree.flatten({"b": 1, "a": (2, None)})
     >>> leaves, st.tree.unflatten(structure, [3, 4])
@@ -65,10 +65,10 @@ def unflatten(treedef: PyTreeSpec, leaves: Iterable[Any]) -> Any:
     >>> st.tree.unflatten(st.tree.structure([0, 0]), "ab")
     ['a', 'b']
     """
-    given = list(leaves)
-    if len(given) != treedef.num_leaves:
-        raise ArgumentError(f"tree.unflatten: there are {len(given)} leaves; wanted {treedef.num_leaves}")
-    return treedef.unflatten(given)
+    items = list(leaves)
+    if len(items) != treedef.num_leaves:
+        raise ArgumentError(f"tree.unflatten: there are {len(items)} leaves; wanted {treedef.num_leaves}")
+    return treedef.unflatten(items)
 
 
 def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: _IsLeaf = None) -> Any:
@@ -86,13 +86,13 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: _IsLeaf = None) -
     >>> st.tree.map(lambda w, g: w - g, {"w": st.ones(2)}, {"w": st.arange(2)})["w"].tolist()
     [1.0, 0.0]
     """
-    found, treedef = flatten(tree, is_leaf)
+    first, treedef = flatten(tree, is_leaf)
     try:
         others = [treedef.flatten_up_to(other) for other in rest]
     except ValueError as error:
         raise ArgumentError(f"tree.map: the trees have different structures: {error}") from None
     # optree does not call `f` itself: a program may be suspended in it, with no frame of C++ on its stack.
-    return treedef.unflatten([f(*of_place) for of_place in zip(found, *others, strict=True)])
+    return treedef.unflatten([f(*of_place) for of_place in zip(first, *others, strict=True)])
 
 
 def __dir__() -> list[str]:

@@ -46,6 +46,16 @@ def test_copies_and_casts(shape: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(m.backend.to_host(rows, m.devices[0]), host)
 
 
+def test_the_condition_of_where_is_also_a_choice() -> None:
+    """The same array: its bools were read as elements of the other choice."""
+    mask, other = np.arange(12).reshape(3, 4) % 3 == 0, np.full((3, 4), 2, "c8")
+    with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
+        c, y = m.cupy.asarray(mask), m.cupy.asarray(other)
+        for choices, hosts in (((c, y), (mask, other)), ((y, c), (other, mask)), ((c, c), (mask, mask))):
+            result = m.backend.to_host(m.backend.xp.where(c, *choices), m.devices[0])
+            np.testing.assert_array_equal(result, np.where(mask, *hosts), strict=True)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_where(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)

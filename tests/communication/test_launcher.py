@@ -60,7 +60,7 @@ class Job:
         """The command lines of the processes that run, and the files that there are."""
         return [*processes_of(self.folder), *map(str, self.folder.iterdir())]
 
-    def assert_nothing_is_left(self, seconds: float = 30) -> None:
+    def assert_nothing_is_left(self, seconds: float = 5) -> None:
         deadline = time.monotonic() + seconds
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -97,7 +97,7 @@ def test_a_signal_that_ends_the_launcher_ends_the_job(
 ) -> None:
     job, process = endless
     process.send_signal(number)
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=20)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert errors == ""
     if number != signal.SIGKILL:
@@ -115,7 +115,7 @@ def test_a_launcher_that_is_stopped_goes_on(endless: tuple[Job, subprocess.Popen
     for _ in range(20):
         assert process.stdout.readline().endswith("] line\n")
     process.terminate()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
     job.assert_nothing_is_left()
 
 
@@ -143,7 +143,7 @@ def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.P
     assert process.stdout
     assert process.stderr
     process.stdout.close()
-    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert process.wait(timeout=20) == 128 + signal.SIGPIPE
     assert process.stderr.read() == ""
     job.assert_nothing_is_left()
 
@@ -157,7 +157,7 @@ def test_a_signal_ends_a_launcher_whose_output_is_not_read(tmp_path: Path) -> No
         process.stdout.read(1)
         time.sleep(0.3)  # The pipe, which holds 65,536 bytes, is full.
         process.terminate()
-        assert process.wait(timeout=60) == -signal.SIGTERM
+        assert process.wait(timeout=20) == -signal.SIGTERM
         job.assert_nothing_is_left()
 
 

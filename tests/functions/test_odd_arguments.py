@@ -383,3 +383,10 @@ def test_repetitions_beyond_the_address_space_are_a_memory_error() -> None:
     for repeats, axis in ((10**19, None), (10**19, 0), ([2**62, 2**62], 0), (2**62, 1)):
         with pytest.raises(st.DeviceMemoryError, match="repeat: the result needs"):
             np.repeat(x, repeats, axis=axis)
+
+
+def test_the_indices_of_a_diagonal_are_one_array_as_in_numpy(backend: str) -> None:
+    x = put(np.zeros((4, 4)), backend, (2,))
+    for index, *others in (st.diag_indices(4, 3), np.diag_indices_from(x), st.diag_indices_from(np.zeros((4, 4)))):
+        index[0] = 3
+        assert [y.tolist() for y in others] == [[3, 1, 2, 3]] * len(others)

@@ -682,6 +682,18 @@ def test_what_a_view_has_read_goes_when_the_base_is_written(backend: str) -> Non
     assert_same(view[:3], np.full(3, 3.0))
 
 
+@everywhere
+def test_what_a_view_has_read_stays_after_a_write_of_no_elements(backend: str) -> None:
+    x = put(np.arange(8.0), backend)
+    view = x[::-1]
+    [shard.data for shard in view.addressable_shards]
+    x[0:0] = 1
+    x[3:3] = np.zeros(0)
+    with st.transfers() as log:
+        [shard.data for shard in view.addressable_shards]
+    assert log.bytes == 0
+
+
 # -- copies and snapshots --------------------------------------------------------------------------
 
 COPIES: dict[str, Callable[[Any], Any]] = {

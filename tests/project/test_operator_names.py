@@ -106,7 +106,7 @@ def lists_of(tree: ast.Module) -> list[str]:
 
 def test_operators_are_listed_by_name_in_no_module_but_those_of_their_declarations_and_rules() -> None:
     """A fact that several operators share is a tag (`shardtensor.core.TAGS`), and a function or a value for each of them
-    is a rule, attached by `implements` or a row of its chapter: so whoever adds an operator need not know the readers.
+    is a rule, attached by `implements` or a row of its chapter. A new operator changes none of the modules that read them.
     """
     listing = {name: lists for name, tree in TREES.items() if not declares(tree) and (lists := lists_of(tree))}
     assert {name: lists for name, lists in listing.items() if name not in ALLOWED} == {}

@@ -196,6 +196,8 @@ class Program:
         wanted = outcome(lambda values: execute(kind, name, Pool(values, self.draw, chosen)), plain)
         found = outcome(lambda values: execute(kind, name, Pool(values, self.draw, chosen)), mine)
         self.last = (kind, name, chosen)
+        if name == "intersect1d" and merges([before[number] for number in chosen.values()]):
+            return True
         if isinstance(wanted, Exception) or isinstance(found, Exception):
             check_errors(found, wanted)
             for x, y in zip(plain, before, strict=True):  # NumPy may have written some elements before the error.
@@ -243,6 +245,12 @@ class Program:
                 results = [x for x in made if is_value(x, x)] if name not in COPIED else []
                 values += [tamed(x) if tame else x for x in results[:2]]
         return values[3:]
+
+
+def merges(operands: list[np.ndarray]) -> bool:
+    """Whether different elements of an operand are equal in the common dtype: NumPy takes them for one of both arrays."""
+    dtype = np.result_type(*operands)
+    return any(np.unique(x.astype(dtype)).size < np.unique(x).size for x in operands)
 
 
 def execute(kind: str, name: str, pool: Pool) -> Any:

@@ -32,13 +32,13 @@ class ArrayFunctions:
         self._casts = Casts(cupy)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._cupy, name, None)
-        if isinstance(found, self._cupy.ufunc):
-            found = functools.partial(call_ufunc, found, name in _COMPARISONS, self._large)
+        attribute = getattr(self._cupy, name, None)
+        if isinstance(attribute, self._cupy.ufunc):
+            attribute = functools.partial(call_ufunc, attribute, name in _COMPARISONS, self._large)
         else:
-            found = getattr(self._compat, name)
-        setattr(self, name, found)
-        return found
+            attribute = getattr(self._compat, name)
+        setattr(self, name, attribute)
+        return attribute
 
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that calls ufuncs only as one kernel, which CuPy composes of their code.
@@ -49,7 +49,7 @@ class ArrayFunctions:
         return fused
 
     def _ufunc(self, name: str, *args: Any, out: Any = None) -> Any:
-        """Calls a ufunc of CuPy that is no comparison."""
+        """Calls a ufunc of CuPy that is not a comparison."""
         return call_ufunc(getattr(self._cupy, name), False, self._large, *args, out=out)
 
     # -- copies ------------------------------------------------------------------------------------
@@ -57,17 +57,17 @@ class ArrayFunctions:
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None, **kwargs: Any) -> Any:
         """See NumPy."""
         if isinstance(x, self._cupy.ndarray) and x.size >= large_ufuncs.LARGE and copy is not False and not kwargs:
-            made = self._copied(x, x.dtype if dtype is None else np.dtype(dtype), bool(copy))
-            if made is not None:
-                return made
+            result = self._copied(x, x.dtype if dtype is None else np.dtype(dtype), bool(copy))
+            if result is not None:
+                return result
         return self._compat.asarray(x, dtype=dtype, copy=copy, **kwargs)
 
     def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
         """See NumPy."""
         if x.size >= large_ufuncs.LARGE and device is None:
-            made = self._copied(x, np.dtype(dtype), copy)
-            if made is not None:
-                return made
+            result = self._copied(x, np.dtype(dtype), copy)
+            if result is not None:
+                return result
         return self._compat.astype(x, dtype, copy=copy, device=device)
 
     def reshape(self, x: Any, /, shape: Any, *, copy: bool | None = None, **kwargs: Any) -> Any:
@@ -79,8 +79,8 @@ class ArrayFunctions:
 
     def in_rows(self, x: Any) -> Any:
         """Returns a copy in row-major order."""
-        made = self._copied(x, x.dtype, True, "C") if x.size >= large_ufuncs.LARGE else None
-        return x.copy(order="C") if made is None else made
+        result = self._copied(x, x.dtype, True, "C") if x.size >= large_ufuncs.LARGE else None
+        return x.copy(order="C") if result is None else result
 
     def _in_rows(self, x: Any) -> Any:
         return x if x.flags.c_contiguous else self.in_rows(x)
@@ -110,9 +110,9 @@ class ArrayFunctions:
         # NumPy converts Python integers, because CuPy raises OverflowError for those out of range.
         x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
         if any(getattr(x, "size", 0) >= large_ufuncs.LARGE for x in (condition, x1, x2)):
-            made = self._casts.where(condition, x1, x2, dtype)
-            if made is not None:
-                return made
+            result = self._casts.where(condition, x1, x2, dtype)
+            if result is not None:
+                return result
         return self._cupy.where(condition, x1, x2)
 
 

@@ -48,12 +48,12 @@ class Casts:
         if self._types(x, dtype) is None:
             return None
         if x.dtype == dtype and (x.flags.c_contiguous or (x.flags.f_contiguous and order == "K")):
-            made = self._cupy.empty_like(x)
-            made.data.copy_from_device_async(x.data, x.nbytes)
-            return made
-        made = self._cupy.empty_like(x, dtype=dtype, order=order)
-        self._run(x, made)
-        return made
+            out = self._cupy.empty_like(x)
+            out.data.copy_from_device_async(x.data, x.nbytes)
+            return out
+        out = self._cupy.empty_like(x, dtype=dtype, order=order)
+        self._run(x, out)
+        return out
 
     def into(self, out: Any, x: Any) -> bool:
         """Writes an array into another one on the current device; returns False if CuPy has to do so: for
@@ -76,7 +76,7 @@ class Casts:
     def where(self, condition: Any, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
         """Returns `where` of a condition of bools, and of arrays or numbers; None if CuPy has to compute it."""
         arrays = [x for x in (condition, x1, x2) if isinstance(x, self._array)]
-        operands = [x for x in arrays if x is not condition]
+        operands = [x for x in (x1, x2) if isinstance(x, self._array)]  # One of them may be the condition itself.
         types = [self._types(x, dtype) for x in operands]
         if condition.dtype != np.bool_ or None in types:
             return None
@@ -85,8 +85,8 @@ class Casts:
             return None
         if in_columns(arrays):
             condition, x1, x2 = [x.T if isinstance(x, self._array) else x for x in (condition, x1, x2)]
-            made = self.where(condition, x1, x2, dtype)
-            return made.T
+            transposed = self.where(condition, x1, x2, dtype)
+            return transposed.T
         own = dtype if cast else np.dtype(OF_SIZE[dtype.itemsize])
         x1, x2 = [x if isinstance(x, self._array) else _number(x, dtype).view(own) for x in (x1, x2)]
         names = [(x.dtype if cast or not isinstance(x, self._array) else own).name for x in (x1, x2)]
@@ -95,10 +95,10 @@ class Casts:
         return out
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _choosing(self, x1: str, x2: str, made: str) -> ElementwiseKernel:
-        inputs, operation = f"bool c, {x1} x1, {x2} x2", f"y = c ? ({TYPES[made]})x1 : ({TYPES[made]})x2"
+    def _choosing(self, x1: str, x2: str, target: str) -> ElementwiseKernel:
+        inputs, operation = f"bool c, {x1} x1, {x2} x2", f"y = c ? ({TYPES[target]})x1 : ({TYPES[target]})x2"
         return ElementwiseKernel(
-            self._cupy, inputs, f"{made} y", operation, f"shardtensor_where_{x1}_{x2}_{made}", "", ()
+            self._cupy, inputs, f"{target} y", operation, f"shardtensor_where_{x1}_{x2}_{target}", "", ()
         )
 
     def _types(self, x: Any, dtype: np.dtype[Any]) -> tuple[str, str] | None:
@@ -124,10 +124,10 @@ class Casts:
             self._transpose(types, columns, down, x, out)
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _elementwise(self, given: str, made: str) -> ElementwiseKernel:
-        operation = f"y = ({TYPES[made]})x"
-        name = f"shardtensor_copy_{given}_{made}"
-        return ElementwiseKernel(self._cupy, f"{given} x", f"{made} y", operation, name, "", ())
+    def _elementwise(self, source: str, target: str) -> ElementwiseKernel:
+        operation = f"y = ({TYPES[target]})x"
+        name = f"shardtensor_copy_{source}_{target}"
+        return ElementwiseKernel(self._cupy, f"{source} x", f"{target} y", operation, name, "", ())
 
     def _transpose(
         self, types: tuple[str, str], columns: list[tuple[int, list[int]]], down: int, x: Any, out: Any
@@ -147,26 +147,26 @@ class Casts:
         kernel((blocks,), (_TILE, _ROWS), (x, out, *map(np.int64, sizes)))
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _transposing(self, given: str, made: str, others: int) -> Any:
-        return self._cupy.RawKernel(_transposing_text(TYPES[given], TYPES[made], others), "shardtensor_transpose")
+    def _transposing(self, source: str, target: str, others: int) -> Any:
+        return self._cupy.RawKernel(_transposing_text(TYPES[source], TYPES[target], others), "shardtensor_transpose")
 
 
 def _number(x: Any, dtype: np.dtype[Any]) -> Any:
     return np.asarray(x).astype(dtype)[()]
 
 
-def _other_dimension(columns: Sequence[tuple[int, list[int]]], given: int, made: int) -> int | None:
+def _other_dimension(columns: Sequence[tuple[int, list[int]]], itemsize: int, out_itemsize: int) -> int | None:
     """Returns the dimension along which the elements of an array follow each other, if those that they are copied to
     follow each other along the last one, and both have enough elements for tiles.
     """
     *others, (count, (stride, last)) = columns
-    if count < _FEW or last != made or abs(stride) <= given:
+    if count < _FEW or last != out_itemsize or abs(stride) <= itemsize:
         return None
-    found = [d for d, (n, (own, _)) in enumerate(others) if own == given and n >= _FEW]
-    return found[0] if found else None
+    dimensions = [d for d, (n, (own, _)) in enumerate(others) if own == itemsize and n >= _FEW]
+    return dimensions[0] if dimensions else None
 
 
-def _transposing_text(given: str, made: str, others: int) -> str:
+def _transposing_text(source: str, target: str, others: int) -> str:
     parameters = ["const char *x", "char *y"]
     names = ["down", "across", "x_across", "y_down", "tiles_down", "tiles_across"]
     names += list(itertools.chain(*[(f"n{d}", f"x{d}", f"y{d}") for d in range(others)]))
@@ -176,23 +176,23 @@ def _transposing_text(given: str, made: str, others: int) -> str:
         walk += [f"x += left % n{d} * x{d};", f"y += left % n{d} * y{d};", f"left /= n{d};"]
     lines = [
         f'extern "C" __global__ void shardtensor_transpose({", ".join(parameters)}) {{',
-        f"    __shared__ {made} tile[{_TILE}][{_TILE + 1}];",
+        f"    __shared__ {target} tile[{_TILE}][{_TILE + 1}];",
         f"    const long long column = (long long)blockIdx.x % tiles_across * {_TILE};",
         "    long long left = (long long)blockIdx.x / tiles_across;",
         f"    const long long row = left % tiles_down * {_TILE};",
         "    left /= tiles_down;",
         *[f"    {line}" for line in walk],
-        f"    x += (row + threadIdx.x) * sizeof({given}) + column * x_across;",
-        f"    y += (column + threadIdx.x) * sizeof({made}) + row * y_down;",
+        f"    x += (row + threadIdx.x) * sizeof({source}) + column * x_across;",
+        f"    y += (column + threadIdx.x) * sizeof({target}) + row * y_down;",
         "#pragma unroll",
         f"    for (int k = threadIdx.y; k < {_TILE}; k += {_ROWS})",
         "        if (row + threadIdx.x < down && column + k < across)",
-        f"            tile[k][threadIdx.x] = ({made})*(const {given} *)(x + k * x_across);",
+        f"            tile[k][threadIdx.x] = ({target})*(const {source} *)(x + k * x_across);",
         "    __syncthreads();",
         "#pragma unroll",
         f"    for (int k = threadIdx.y; k < {_TILE}; k += {_ROWS})",
         "        if (column + threadIdx.x < across && row + k < down)",
-        f"            *({made} *)(y + k * y_down) = tile[threadIdx.x][k];",
+        f"            *({target} *)(y + k * y_down) = tile[threadIdx.x][k];",
         "}",
     ]
     return "\n".join(lines)

@@ -76,11 +76,11 @@ class Namespace(ReducingFunctions, OrderingFunctions):
             return self._ufunc("divide", x1, x2, out=out)
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
         parts = [part for x in (x1, x2) for part in self._parts(x, dtype)]
-        made = self._cupy.empty(np.broadcast_shapes(*[getattr(x, "shape", ()) for x in (x1, x2)]), dtype)
-        self._quotients[dtype.char](*parts, made.real, made.imag)
+        quotients = self._cupy.empty(np.broadcast_shapes(*[getattr(x, "shape", ()) for x in (x1, x2)]), dtype)
+        self._quotients[dtype.char](*parts, quotients.real, quotients.imag)
         if out is None:
-            return made
-        out[...] = made
+            return quotients
+        out[...] = quotients
         return out
 
     def _parts(self, x: Any, dtype: np.dtype[Any]) -> tuple[Any, Any]:
@@ -105,10 +105,10 @@ class Namespace(ReducingFunctions, OrderingFunctions):
         if x.dtype.kind not in "biu":
             return self._ufunc("reciprocal", x, out=out)
         zero = self._cupy.equal(x, 0)
-        made = self._cupy.reciprocal(x, out=out)
+        result = self._cupy.reciprocal(x, out=out)
         with np.errstate(divide="ignore", invalid="ignore"):
-            self._cupy.copyto(made, np.reciprocal(np.zeros(1, made.dtype))[0], where=zero)
-        return made
+            self._cupy.copyto(result, np.reciprocal(np.zeros(1, result.dtype))[0], where=zero)
+        return result
 
     # -- sequences and matrices --------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class Namespace(ReducingFunctions, OrderingFunctions):
             known = np.iinfo(x.dtype)
             min = None if type(min) is int and min <= known.min else min
             max = None if type(max) is int and max >= known.max else max
-        given = [x, *[bound for bound in (min, max) if bound is not None]]
-        dtype = np.result_type(*[getattr(a, "dtype", a) for a in given])
+        operands = [x, *[bound for bound in (min, max) if bound is not None]]
+        dtype = np.result_type(*[getattr(a, "dtype", a) for a in operands])
         x, min, max = [a.astype(dtype, copy=False) if hasattr(a, "dtype") else a for a in (x, min, max)]
         if min is not None and max is not None:
             if out is None and x.dtype == dtype:

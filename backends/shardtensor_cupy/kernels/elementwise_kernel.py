@@ -108,11 +108,11 @@ class ElementwiseKernel:
         if kernel is None:
             kernel = self._kernels[text] = self._compile(text, self._name, options=self._options)
         grid, block, sizes = (layout.blocks,), (_THREADS,), layout.sizes
-        given = [(p.dtype.type, s) for p, s in zip(self._parameters, layout.strides, strict=True)]
+        layouts = [(p.dtype.type, s) for p, s in zip(self._parameters, layout.strides, strict=True)]
 
         def launch(operands: Sequence[Any]) -> None:
             arguments = list(sizes)
-            for x, (dtype, strides) in zip(operands, given, strict=True):
+            for x, (dtype, strides) in zip(operands, layouts, strict=True):
                 arguments.append(dtype(x) if strides is None else x)
                 if strides:
                     arguments += strides
@@ -123,17 +123,17 @@ class ElementwiseKernel:
     # -- the text ----------------------------------------------------------------------------------
 
     def _text(self, layout: _Layout) -> str:
-        given = ["long long st_size", *[f"long long st_n{d}" for d in range(layout.ndim)]]
+        parameters = ["long long st_size", *[f"long long st_n{d}" for d in range(layout.ndim)]]
         for k, (p, strides) in enumerate(zip(self._parameters, layout.strides, strict=True)):
             if strides is None:
-                given.append(f"{p.type} {p.name}")
+                parameters.append(f"{p.type} {p.name}")
             else:
-                given.append(f"{'const ' if k < self._inputs else ''}char *st_p{k}")
-                given += [f"long long st_p{k}_{d}" for d in range(len(strides))]
+                parameters.append(f"{'const ' if k < self._inputs else ''}char *st_p{k}")
+                parameters += [f"long long st_p{k}_{d}" for d in range(len(strides))]
         body = self._packs(layout) if layout.pack else self._elements(layout)
         lines = [
             self._preamble,
-            f'extern "C" __global__ void {self._name}({", ".join(given)}) {{',
+            f'extern "C" __global__ void {self._name}({", ".join(parameters)}) {{',
             *[f"    {line}" for line in body],
             "}",
         ]

@@ -176,15 +176,15 @@ class Reductions:
             x = self._contiguous(x)
         last = launches[-1]
         for launch in launches:
-            made = self._empty(shape if launch is last else launch.shape, launch.dtype)
-            arrays = (x, made) if means is None else (x, means, made)
+            out = self._empty(shape if launch is last else launch.shape, launch.dtype)
+            arrays = (x, out) if means is None else (x, means, out)
             if launch.counters:
                 arrays += self._empty(launch.partial, total), self._counted(x, launch.counters)
             launch.kernel(
                 launch.blocks, (THREADS,), (*arrays, *launch.sizes, total.type(divisor if launch is last else 1))
             )
-            x, means = made, None
-        return made
+            x, means = out, None
+        return out
 
     def _counted(self, x: Any, count: int) -> Any:
         """Returns counters, which are zero, for launches on the current stream, one of which runs at a time."""
@@ -299,13 +299,13 @@ def _in_row_major_order(dimensions: Sequence[_Dimension], itemsize: int) -> list
 
 def _merged(dimensions: Sequence[_Dimension]) -> list[_Dimension]:
     """Returns adjacent dimensions, each of which is one in memory."""
-    found: list[_Dimension] = []
+    merged: list[_Dimension] = []
     for reduced, n, step in dimensions:
-        if found and found[-1].step == n * step:
-            found[-1] = _Dimension(reduced, found[-1].size * n, step)
+        if merged and merged[-1].step == n * step:
+            merged[-1] = _Dimension(reduced, merged[-1].size * n, step)
         else:
-            found.append(_Dimension(reduced, n, step))
-    return found
+            merged.append(_Dimension(reduced, n, step))
+    return merged
 
 
 def _runs(dimensions: Sequence[tuple[bool, int]]) -> list[tuple[bool, int]]:
@@ -350,10 +350,10 @@ def _group(
     return _Group(before, size, own[0].step, own[1].size, 1, True, aligned_to)
 
 
-def _lanes(wanted: int, packs: int) -> int:
-    """Returns the number of threads of a block along columns, a power of two: about as many as wanted, or as many more
-    as would have no pack beside the others.
+def _lanes(count: int, packs: int) -> int:
+    """Returns the number of threads of a block along columns, a power of two: about ``count``, or as many more as
+    would have no pack beside the others.
     """
-    lanes = 1 << (min(max(wanted, 1), _LANES).bit_length() - 1)
+    lanes = 1 << (min(max(count, 1), _LANES).bit_length() - 1)
     beside = 1 << (packs - 1).bit_length()
     return max(lanes, THREADS // min(beside, THREADS))

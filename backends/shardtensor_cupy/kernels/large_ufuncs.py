@@ -27,7 +27,7 @@ _CONVERTED_FROM = "biuf"
 """The kinds of dtypes between which C converts."""
 
 
-class _Found(NamedTuple):
+class _LoopKernel(NamedTuple):
     kernel: ElementwiseKernel
     dtype: np.dtype[Any]
 
@@ -42,7 +42,7 @@ class LargeUfuncs:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._array: Any = cupy.ndarray
-        self._kernels: dict[Hashable, _Found | None] = {}
+        self._kernels: dict[Hashable, _LoopKernel | None] = {}
 
     def __call__(self, ufunc: Any, args: Sequence[Any], out: Any) -> Any:
         """Returns the result of a ufunc; NotImplemented where CuPy's own kernel has to compute it: for ufuncs with
@@ -55,22 +55,22 @@ class LargeUfuncs:
         key = (ufunc.name, *kinds)
         if key not in self._kernels:
             self._kernels[key] = self._kernel(ufunc, kinds)
-        found = self._kernels[key]
-        if found is None:
+        loop = self._kernels[key]
+        if loop is None:
             return NotImplemented
         arrays = [x for x in args if isinstance(x, self._array)]
         if out is None and in_columns(arrays):
-            made = self(ufunc, [x.T if isinstance(x, self._array) else x for x in args], None)  # as CuPy
-            return made if made is NotImplemented else made.T
+            result = self(ufunc, [x.T if isinstance(x, self._array) else x for x in args], None)  # as CuPy
+            return result if result is NotImplemented else result.T
         shape = arrays[0].shape if len(arrays) == 1 else np.broadcast_shapes(*[x.shape for x in arrays])
         if out is None:
-            out = self._cupy.empty(shape, found.dtype)
-        elif out.shape != shape or out.dtype != found.dtype or not all(is_apart(x, out) for x in arrays):
+            out = self._cupy.empty(shape, loop.dtype)
+        elif out.shape != shape or out.dtype != loop.dtype or not all(is_apart(x, out) for x in arrays):
             return NotImplemented
-        found.kernel(*args, out)
+        loop.kernel(*args, out)
         return out
 
-    def _kernel(self, ufunc: Any, kinds: Sequence[Any]) -> _Found | None:
+    def _kernel(self, ufunc: Any, kinds: Sequence[Any]) -> _LoopKernel | None:
         """Returns the kernel of a ufunc for operands of these dtypes, and types of Python numbers."""
         dtypes = [kind for kind in kinds if isinstance(kind, np.dtype)]
         weak = [False if isinstance(kind, np.dtype) else kind for kind in kinds]
@@ -85,17 +85,17 @@ class LargeUfuncs:
         if loop is None or loop.error_func or loop._resolution_func or not isinstance(loop.routine, str):
             return None
         inputs, (output,) = list(map(np.dtype, loop.in_types)), map(np.dtype, loop.out_types)
-        given = [dtype if w else kind for kind, w, dtype in zip(kinds, weak, inputs, strict=True)]
-        if not {dtype.name for dtype in (*given, *inputs, output)} <= set(TYPES):
+        operands = [dtype if w else kind for kind, w, dtype in zip(kinds, weak, inputs, strict=True)]
+        if not {dtype.name for dtype in (*operands, *inputs, output)} <= set(TYPES):
             return None
-        return self._compiled(ufunc, loop.routine, given, inputs, output)
+        return self._compiled(ufunc, loop.routine, operands, inputs, output)
 
     def _compiled(
-        self, ufunc: Any, routine: str, given: Sequence[Any], inputs: Sequence[Any], output: Any
-    ) -> _Found | None:
+        self, ufunc: Any, routine: str, operands: Sequence[Any], inputs: Sequence[Any], output: Any
+    ) -> _LoopKernel | None:
         """Returns the kernel of a loop, whose code has variables ``in0``, ``out0`` and types ``in0_type``."""
         names, conversions = [], []
-        for k, (own, dtype) in enumerate(zip(given, inputs, strict=True)):
+        for k, (own, dtype) in enumerate(zip(operands, inputs, strict=True)):
             names.append(f"{own.name} in{k}")
             if own != dtype:
                 if own.kind not in _CONVERTED_FROM or dtype.kind not in _CONVERTED_FROM or "float16" in (own, dtype):
@@ -109,7 +109,9 @@ class LargeUfuncs:
         outputs = f"{output.name} out0"
         used = [_OWN_HEADERS[dtype.name] for dtype in types.values() if dtype.name in _OWN_HEADERS]
         text = "".join([f"#include <cupy/{header}>\n" for header in (*_HEADERS, *used)]) + preamble + ufunc._preamble
-        return _Found(ElementwiseKernel(self._cupy, ", ".join(names), outputs, operation, name, text, _OPTIONS), output)
+        return _LoopKernel(
+            ElementwiseKernel(self._cupy, ", ".join(names), outputs, operation, name, text, _OPTIONS), output
+        )
 
 
 def in_columns(arrays: Sequence[Any]) -> bool:

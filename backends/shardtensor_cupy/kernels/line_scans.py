@@ -70,13 +70,13 @@ class Scans:
         return out
 
     @staticmethod
-    def takes(given: np.dtype[Any], made: np.dtype[Any]) -> bool:
+    def takes(operand: np.dtype[Any], result: np.dtype[Any]) -> bool:
         """Whether the kernels take arrays of a dtype, and compute in another one."""
-        known = all(d.kind in "biuf" and d.name in TYPES and d != np.float16 for d in (given, made))
-        return known and made.kind in "iuf"
+        known = all(d.kind in "biuf" and d.name in TYPES and d != np.float16 for d in (operand, result))
+        return known and result.kind in "iuf"
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _kernels(self, given: str, made: str, operator: str, columns: bool) -> tuple[Any, Any, Any, int]:
+    def _kernels(self, operand: str, result: str, operator: str, columns: bool) -> tuple[Any, Any, Any, int]:
         """Returns the kernels for the totals of parts, for those before each part and for the result, and the number of
         elements of a part.
         """
@@ -85,11 +85,11 @@ class Scans:
             text = text.replace(name, str(value))
 
         def kernel(name: str, source: str) -> Any:
-            head = f"typedef {TYPES[source]} given;\ntypedef {TYPES[made]} made;\n"
+            head = f"typedef {TYPES[source]} given;\ntypedef {TYPES[result]} made;\n"
             return self._cupy.RawKernel(head + text, name, options=_OPTIONS)
 
         names = ("shardtensor_totals", "shardtensor_before", "shardtensor_scan")
-        kernels = [kernel(name, made if name.endswith("before") else given) for name in names]
+        kernels = [kernel(name, result if name.endswith("before") else operand) for name in names]
         return kernels[0], kernels[1], kernels[2], _ROWS if columns else _THREADS * _EACH
 
 

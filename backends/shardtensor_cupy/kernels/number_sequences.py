@@ -83,11 +83,11 @@ class Sequences:
         return out
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _ramp(self, computed: str, made: str) -> ElementwiseKernel:
-        operation = f"y = ({TYPES[made]})(({TYPES[computed]})(begin + (long long)i) * step + first)"
+    def _ramp(self, computed: str, dtype: str) -> ElementwiseKernel:
+        operation = f"y = ({TYPES[dtype]})(({TYPES[computed]})(begin + (long long)i) * step + first)"
         inputs = f"int64 begin, {computed} step, {computed} first"
-        name = f"shardtensor_ramp_{computed}_{made}"
-        return ElementwiseKernel(self._cupy, inputs, f"{made} y", operation, name, "", _OPTIONS)
+        name = f"shardtensor_ramp_{computed}_{dtype}"
+        return ElementwiseKernel(self._cupy, inputs, f"{dtype} y", operation, name, "", _OPTIONS)
 
     def difference_quotient(self, x1: Any, x2: Any, distance: float, out: Any) -> bool:
         """Writes the differences of floats, divided by a number; returns False for other dtypes than those of C."""

@@ -60,9 +60,9 @@ class OrderingFunctions(ArrayFunctions):
         """
         function = getattr(self._compat, name)
         if name == "sort" and x.ndim == 1 and x.size >= large_ufuncs.LARGE and kwargs.keys() <= {"stable"}:
-            made = self.in_rows(x)  # CuPy's copy takes more time than this one.
-            made.sort(kind="stable" if kwargs.get("stable", True) else None)
-            return made
+            result = self.in_rows(x)  # CuPy's copy takes more time than this one.
+            result.sort(kind="stable" if kwargs.get("stable", True) else None)
+            return result
         if not -x.ndim <= axis < x.ndim:
             return function(x, axis=axis, **kwargs)  # which raises the error
         if x.ndim > 1 and x.size and x.shape[axis] == x.size:
@@ -79,9 +79,9 @@ class OrderingFunctions(ArrayFunctions):
         """See NumPy."""
         x1, x2 = self._comparable(x1, x2)
         if sorter is None and x2.size >= large_ufuncs.LARGE:
-            found = self._searches.searchsorted(self._in_rows(x1), self._in_rows(x2), side)
-            if found is not None:
-                return found
+            positions = self._searches.searchsorted(self._in_rows(x1), self._in_rows(x2), side)
+            if positions is not None:
+                return positions
         return self._compat.searchsorted(x1, x2, side=side, sorter=sorter)
 
     def isin(self, x1: Any, x2: Any, /, *, invert: bool = False) -> Any:
@@ -94,7 +94,7 @@ class OrderingFunctions(ArrayFunctions):
 
         They have NumPy's common dtype. CuPy's kernel compares operands of two dtypes as C does, which takes -1 for a
         large unsigned integer and rounds integers to float32, and is not compiled for complex operands of two dtypes.
-        Complex numbers with a part that is NaN are NaN in both: by their real parts alone, CuPy's kernel would search
+        Complex numbers with a part that is NaN are NaN in both: by their real parts only, CuPy's kernel would search
         in the wrong half.
         """
         dtype = np.result_type(*[getattr(a, "dtype", a) for a in (ordered, x)])
@@ -107,9 +107,9 @@ class OrderingFunctions(ArrayFunctions):
         """See NumPy."""
         if x.size >= large_ufuncs.LARGE:
             mask = x if x.dtype == np.bool_ else self.not_equal(x, 0)
-            found = self._searches.nonzero(self._in_rows(mask))
-            if found is not None:
-                return found
+            places = self._searches.nonzero(self._in_rows(mask))
+            if places is not None:
+                return places
         indices: tuple[Any, ...] = self._compat.nonzero(x)
         return indices
 

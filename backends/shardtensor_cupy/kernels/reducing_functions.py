@@ -29,15 +29,15 @@ class ReducingFunctions(ArrayFunctions):
         if x.size >= LEAST:
             result = x.dtype if dtype is None else np.dtype(dtype)
             total = _TOTALS.get((x.dtype.char, result.char))
-            made = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
-            if made is not None:
-                return made
+            reduction = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
+            if reduction is not None:
+                return reduction
         return self._cupy.sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""
-        made = self._mean(x, axis, keepdims, _result(x)) if dtype is None or x.dtype == dtype else None
-        return self._compat.mean(x, axis=axis, dtype=dtype, keepdims=keepdims) if made is None else made
+        reduction = self._mean(x, axis, keepdims, _result(x)) if dtype is None or x.dtype == dtype else None
+        return self._compat.mean(x, axis=axis, dtype=dtype, keepdims=keepdims) if reduction is None else reduction
 
     def _mean(self, x: Any, axis: Any, keepdims: bool, result: Any) -> Any:
         total = _TOTALS.get((_result(x).char, result.char))
@@ -63,9 +63,9 @@ class ReducingFunctions(ArrayFunctions):
             return self._compat.var(x, axis=axis, correction=correction, keepdims=keepdims)
         freedom = max(_count(x, axis) - correction, 0.0)
         if means.flags.c_contiguous:
-            made = self._reductions("squares", x, axis, keepdims, total, result, divisor=freedom, means=means)
-            if made is not None:
-                return made
+            reduction = self._reductions("squares", x, axis, keepdims, total, result, divisor=freedom, means=means)
+            if reduction is not None:
+                return reduction
         deviations = self.subtract(x, means)
         return self._compat.astype(
             self.divide(self.sum(self.multiply(deviations, deviations), axis=axis, keepdims=keepdims), freedom),
@@ -87,9 +87,9 @@ class ReducingFunctions(ArrayFunctions):
 
     def _extremum(self, name: str, x: Any, axis: Any, keepdims: bool) -> Any:
         if x.size >= LEAST and x.dtype.char in "fd":
-            made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype)
-            if made is not None:
-                return made
+            reduction = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype)
+            if reduction is not None:
+                return reduction
         return getattr(self._cupy, name)(x, axis=axis, keepdims=keepdims)
 
     def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:

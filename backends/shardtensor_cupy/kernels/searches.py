@@ -64,11 +64,11 @@ class Searches:
         counts = self._cupy.empty((blocks,), np.int64)
         count((blocks,), (_THREADS,), (mask, counts, size))
         ends = self._scans(counts, 0, "+", np.dtype(np.int64))
-        found = int(ends[-1])
-        made = tuple([self._cupy.empty((found,), np.int64) for _ in range(mask.ndim)])
-        if found:
-            write((blocks,), (_THREADS,), (mask, ends, *made, size, *map(np.int64, mask.shape[1:])))
-        return made
+        total = int(ends[-1])
+        indices = tuple([self._cupy.empty((total,), np.int64) for _ in range(mask.ndim)])
+        if total:
+            write((blocks,), (_THREADS,), (mask, ends, *indices, size, *map(np.int64, mask.shape[1:])))
+        return indices
 
     @functools.cache  # noqa: B019 - there is one for each process
     def _nonzero_kernels(self, ndim: int) -> tuple[Any, Any]:
@@ -93,9 +93,9 @@ class Searches:
         return out
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _search_kernel(self, table: str, given: str, common: str, side: str) -> Any:
+    def _search_kernel(self, table: str, element: str, common: str, side: str) -> Any:
         precedes = "LESS(e, v)" if side == "left" else "!LESS(v, e)"
-        head = f"typedef {table} edge;\ntypedef {given} element;\ntypedef {common} common;\n"
+        head = f"typedef {table} edge;\ntypedef {element} element;\ntypedef {common} common;\n"
         text = _SEARCH.replace("{precedes}", precedes)
         for name, value in (
             ("name", "searchsorted"),
@@ -114,18 +114,18 @@ class Searches:
         if _common(x.dtype, double) is None or any(_common(a.dtype, double) is None for a in (points, values)):
             return None
         ends = [np.float64(np.nan if end is None else end) for end in (left, right)]
-        given = [np.int32(end is not None) for end in (left, right)]
+        flags = [np.int32(end is not None) for end in (left, right)]
         xp, fp = [a.astype(double) for a in (points, values)]
         slopes, out = (fp[1:] - fp[:-1]) / (xp[1:] - xp[:-1]), self._cupy.empty(x.shape, double)
         step = -(-xp.size // _SAMPLES)
         sizes = [np.int64(n) for n in (xp.size, x.size, step, -(-xp.size // step))]
         kernel = self._interpolating(TYPES[x.dtype.name])
-        kernel(_grid(x.size, 1), (_THREADS,), (xp, x, out, *sizes, fp, slopes, *ends, *given))
+        kernel(_grid(x.size, 1), (_THREADS,), (xp, x, out, *sizes, fp, slopes, *ends, *flags))
         return out
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _interpolating(self, given: str) -> Any:
-        head = f"typedef double edge;\ntypedef {given} element;\ntypedef double common;\n"
+    def _interpolating(self, element: str) -> Any:
+        head = f"typedef double edge;\ntypedef {element} element;\ntypedef double common;\n"
         return self._kernel(head + _INTERPOLATE, "shardtensor_interpolate", ("--fmad=false",))
 
     def bincount(self, x: Any, length: int) -> Any:
@@ -140,9 +140,9 @@ class Searches:
         return out
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _count_kernel(self, given: str, shared: bool) -> Any:
+    def _count_kernel(self, element: str, shared: bool) -> Any:
         return self._kernel(
-            f"typedef {given} element;\n" + (_BINCOUNT if shared else _BINCOUNT_APART), "shardtensor_bincount"
+            f"typedef {element} element;\n" + (_BINCOUNT if shared else _BINCOUNT_APART), "shardtensor_bincount"
         )
 
     def histogram(self, x: Any, edges: Any) -> Any:
@@ -158,8 +158,8 @@ class Searches:
         return out
 
     @functools.cache  # noqa: B019 - there is one for each process
-    def _histogram_kernel(self, edge: str, given: str, common: str) -> Any:
-        head = f"typedef {edge} edge;\ntypedef {given} element;\ntypedef {common} common;\n"
+    def _histogram_kernel(self, edge: str, element: str, common: str) -> Any:
+        head = f"typedef {edge} edge;\ntypedef {element} element;\ntypedef {common} common;\n"
         return self._kernel(head + _HISTOGRAM, "shardtensor_histogram")
 
     def _kernel(self, text: str, name: str, options: tuple[str, ...] = ()) -> Any:

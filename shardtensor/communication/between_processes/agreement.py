@@ -155,12 +155,12 @@ class Agreement:
     def _last_calls(self) -> list[tuple[int, bytes, str]]:
         """Returns the last calls: their numbers, a hash of each and of all before it, and their texts."""
         self._hash_noted()
-        found = []
+        history = []
         for begin, before, calls in self._windows:
             for number, call in enumerate(calls, begin + 1):
                 before = hashlib.blake2b(before + compared(call).encode(), digest_size=4).digest()
-                found.append((number, before, call))
-        return found[-_KEPT:]
+                history.append((number, before, call))
+        return history[-_KEPT:]
 
     def _last_call(self) -> tuple[int, bytes, str]:
         return (self._last_calls() or [(0, b"", "initialize")])[-1]
@@ -178,7 +178,7 @@ class Agreement:
         """
         with self._exclusive(call):
             if len(record) <= SHORT:
-                return [found[: len(record)] for found in self._agree(call, record)]
+                return [reply[: len(record)] for reply in self._agree(call, record)]
             self._agree(call)
             return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
 
@@ -369,8 +369,8 @@ class Agreement:
         packed = _HEADER.pack(*own)
         sent = packed + record.ljust(SHORT, b"\0")
         rows = self._engine_call(lambda deadline: self.engine.agree(sent, deadline))
-        headers = [row[: len(packed)] for row in rows]
-        if all(header == packed for header in headers) and state is not State.FAILED:
+        packed_headers = [row[: len(packed)] for row in rows]
+        if all(header == packed for header in packed_headers) and state is not State.FAILED:
             return [row[len(packed) :] for row in rows]
         place, function = (place_of(failure), "") if failure else user_call()
         calls = {n: (digest.hex(), text) for n, digest, text in self._last_calls()}
@@ -378,9 +378,9 @@ class Agreement:
             _one_line(failure) if failure else "", _shown(place), function or self._function(), calls
         ).packed()
         reports = self._engine_call(lambda deadline: self.engine.agree(report, deadline))
-        found = [Header(*_HEADER.unpack(header)) for header in headers]
-        self._are_others_running = any(header.state != State.FAILED for header in found)
-        self.broken, details = difference(found, list(map(Report.unpacked, reports)))
+        headers = [Header(*_HEADER.unpack(header)) for header in packed_headers]
+        self._are_others_running = any(header.state != State.FAILED for header in headers)
+        self.broken, details = difference(headers, list(map(Report.unpacked, reports)))
         raise DistributedError(self.broken, self._detailed(details))
 
     def _engine_call(self, function: Callable[[float], T]) -> T:

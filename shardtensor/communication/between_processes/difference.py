@@ -91,17 +91,17 @@ def difference(headers: Sequence[Header], reports: Sequence[Report]) -> tuple[st
             continue
         if not ended and begin == n > 1:
             break  # The hashes include all calls before, so that they differ from the first difference on.
-        made = {k: c[n][1] for k, c in enumerate(calls) if n in c}
-        if 0 < len(errors := [k for k, text in made.items() if DETAIL in text]) < len(headers):
+        by_process = {k: c[n][1] for k, c in enumerate(calls) if n in c}
+        if 0 < len(errors := [k for k, text in by_process.items() if DETAIL in text]) < len(headers):
             return _error_of_some(errors, n, reports)
-        texts = grouped({k: text.replace(DETAIL, ": ") for k, text in made.items()})
+        texts = grouped({k: text.replace(DETAIL, ": ") for k, text in by_process.items()})
         details = f"call {n} is " + ", and ".join(f"{text} in {processes_text(ks)}" for text, ks in texts.items())
-        if ended and all(headers[k].state == State.RUNNING for k in made):
-            at, positions = _at([reports[k].place for k in ended]), _positions(made, reports)
+        if ended and all(headers[k].state == State.RUNNING for k in by_process):
+            at, positions = _at([reports[k].place for k in ended]), _positions(by_process, reports)
             message = f"{processes_text(ended)} {_has(ended)} ended without an exception{at}, and {positions}"
             message += "; all processes have to make the same calls"
             return message, f"{processes_text(ended)} {_has(ended)} ended after call {n - 1}; {details}"
-        return _other_calls(n, made | dict.fromkeys(ended, "nothing"), headers, reports), details
+        return _other_calls(n, by_process | dict.fromkeys(ended, "nothing"), headers, reports), details
     message = "the processes have made different calls some time ago; " + _positions(range(len(reports)), reports)
     return message, f"the calls differ in call {begin}, or before it"
 
@@ -161,10 +161,10 @@ def _error_of_some(errors: Sequence[int], n: int, reports: Sequence[Report]) -> 
     return text, f"{them} raised {call} after call {n - 1}, and the others did not: {message}"
 
 
-def _other_calls(n: int, made: Mapping[int, str], headers: Sequence[Header], reports: Sequence[Report]) -> str:
+def _other_calls(n: int, by_process: Mapping[int, str], headers: Sequence[Header], reports: Sequence[Report]) -> str:
     """Returns the message where the processes make different calls of number ``n``."""
-    names = {k: function_of(text) for k, text in made.items()}
-    known = {k: _without_identities(text) for k, text in made.items()}
+    names = {k: function_of(text) for k, text in by_process.items()}
+    known = {k: _without_identities(text) for k, text in by_process.items()}
     plain = {k: _CHECKSUM.sub("", text) for k, text in known.items()}
     problem, shown = f"the processes call {names[0]} with different arguments", names
     if len(set(names.values())) > 1:
@@ -173,10 +173,10 @@ def _other_calls(n: int, made: Mapping[int, str], headers: Sequence[Header], rep
         shown = plain
     elif len(set(known.values())) > 1:
         problem = "the processes have host arrays with different elements"
-    elif len(set(made.values())) > 1:
+    elif len(set(by_process.values())) > 1:
         problem = f"the processes pass different tensors to {names[0]}"
     digests = {k: report.calls[n][0] if n in report.calls else "" for k, report in enumerate(reports)}
-    entries = {k: (digests[k], _entry(shown[k], names[k], headers[k], reports[k])) for k in made}
+    entries = {k: (digests[k], _entry(shown[k], names[k], headers[k], reports[k])) for k in by_process}
     return f"{problem}: " + "; ".join(f"{processes_text(ks)}: {entry}" for (_, entry), ks in grouped(entries).items())
 
 

@@ -36,13 +36,13 @@ _SLURM_PORTS = range(20_000, 60_000)
 
 
 def found_launches(environ: Mapping[str, str]) -> dict[str, Launch]:
-    """Returns what each kind of launcher (``address``, ``mpi``, ``torchrun``, ``slurm``) says of this process."""
-    found: dict[str, Launch] = {}
+    """Returns the launch of this process by each kind of launcher: ``address``, ``mpi``, ``torchrun``, ``slurm``."""
+    launches: dict[str, Launch] = {}
     for kind, name, index, count in _LAUNCHERS:
-        if kind not in found and index in environ and count in environ:
+        if kind not in launches and index in environ and count in environ:
             numbers = _number(environ, index), _number(environ, count)
-            found[kind] = Launch(*numbers, _address(kind, environ), name)
-    return found
+            launches[kind] = Launch(*numbers, _address(kind, environ), name)
+    return launches
 
 
 def engine_and_launch(
@@ -58,21 +58,23 @@ def engine_and_launch(
         ArgumentError: the arguments contradict each other or the environment, or there are several launchers.
         BackendError: the engine is not installed.
     """
-    given = _given(address, num_processes, process_id)
-    if given is not None:
-        return load_engine(name or "gloo"), given
-    found = found_launches(os.environ)
+    explicit = _given(address, num_processes, process_id)
+    if explicit is not None:
+        return load_engine(name or "gloo"), explicit
+    launches = found_launches(os.environ)
     engine = load_engine(name) if name else None
     if engine is not None:
-        found = {kind: launch for kind, launch in found.items() if kind in engine.launchers}
-    if not found:
+        launches = {kind: launch for kind, launch in launches.items() if kind in engine.launchers}
+    if not launches:
         if engine is None:
             raise ArgumentError(_not_started(os.environ))
         return engine, None
-    if len({launch[:2] for launch in found.values()}) > 1:
-        several = " and ".join(f"{x.source} (process {x.process_index} of {x.process_count})" for x in found.values())
+    if len({launch[:2] for launch in launches.values()}) > 1:
+        several = " and ".join(
+            f"{x.source} (process {x.process_index} of {x.process_count})" for x in launches.values()
+        )
         raise ArgumentError(f"the environment has the variables of {several}; pass engine= to choose one")
-    kind, launch = next(iter(found.items()))
+    kind, launch = next(iter(launches.items()))
     if engine is None:
         has_mpi = importlib.util.find_spec("mpi4py") is not None
         engine = load_engine("mpi" if kind == "mpi" or (kind == "slurm" and has_mpi) else "gloo")
@@ -84,7 +86,7 @@ def load_engine(name: str) -> type[Engine]:
 
     Raises:
         ArgumentError: none of that name is installed.
-        BackendError: its library is missing, or it is no engine.
+        BackendError: its library is missing, or it is not an engine.
     """
     from importlib.metadata import entry_points  # Programs of one process do not need it.
 

@@ -70,13 +70,13 @@ class Lifelines:
             address: the address of this host to listen on.
             seconds: for how long.
         """
-        made = cls(0)
+        lifelines = cls(0)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
-        made._sockets.add(listener)
+        lifelines._sockets.add(listener)
         deadline = time.monotonic() + seconds
-        made._start(lambda: made._serve(listener, token, count, deadline))
-        return made, int(listener.getsockname()[1])
+        lifelines._start(lambda: lifelines._serve(listener, token, count, deadline))
+        return lifelines, int(listener.getsockname()[1])
 
     @classmethod
     def connecting(cls, process: int, token: bytes, address: tuple[str, int], seconds: float) -> Lifelines:
@@ -85,15 +85,15 @@ class Lifelines:
         Raises:
             OSError: process 0 cannot be reached at this address in time.
         """
-        made = cls(process)
+        lifelines = cls(process)
         connection = socket.create_connection(address, seconds)
-        made._sockets.add(connection)
+        lifelines._sockets.add(connection)
         connection.settimeout(None)
         _keep_alive(connection)
         _send(connection, token + _NUMBER.pack(process))
-        made._processes[connection] = 0
-        made._start(lambda: made._listen(connection))
-        return made
+        lifelines._processes[connection] = 0
+        lifelines._start(lambda: lifelines._listen(connection))
+        return lifelines
 
     def wait(self, seconds: float) -> list[int]:
         """Returns the processes that are lost, once there are some, or after that time."""

@@ -193,12 +193,12 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
     import json  # Programs of one process do not need it.
 
     own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
-    made = list(results)
+    arrays = list(results)
     for text in gather_texts(f"{caller}: shapes", json.dumps(own)):
         for k, layout in json.loads(text).items():
             if int(k) not in own:
-                made[int(k)] = _remote_of(layout)
-    return made
+                arrays[int(k)] = _remote_of(layout)
+    return arrays
 
 
 def _layout(x: Any) -> Any:
@@ -321,15 +321,15 @@ class _Freight:
         # Programs of one process do not need it.
         from shardtensor.communication.between_processes.agreement import SHORT
 
-        made = rounds(tuple(self._parcels), MOST)
-        for number in made.cut:
+        plan = rounds(tuple(self._parcels), MOST)
+        for number in plan.cut:
             if self._into[number] is None and self._parcels[number].receiver == self._here:
                 self._into[number] = self._empty(number)
-        job, call = connected(caller), f"{caller}: {made.text}"
-        if made.longest <= SHORT and job.sends_short:
-            self._send_short(job, call, made.packets[0], SHORT)
+        job, call = connected(caller), f"{caller}: {plan.text}"
+        if plan.longest <= SHORT and job.sends_short:
+            self._send_short(job, call, plan.packets[0], SHORT)
         else:
-            job.stream(call, map(self._round, made.packets))
+            job.stream(call, map(self._round, plan.packets))
         return [
             array if parcel.receiver == self._here else RemoteArray(parcel.shape, parcel.dtype)
             for parcel, array in zip(self._parcels, self._into, strict=True)
@@ -392,8 +392,8 @@ class _Freight:
         target = self._into[part.number]
         if len(packet.parts) > 1 or type(target) is not np.ndarray or target.dtype != self._parcels[part.number].dtype:
             return None
-        found = target[part.box] if part.box is not None else target
-        return as_bytes(found) if found.flags.c_contiguous else None
+        elements = target[part.box] if part.box is not None else target
+        return as_bytes(elements) if elements.flags.c_contiguous else None
 
     def _store(self, packet: Packet, arrived: Any) -> None:
         """Copies the arrays of a packet that was received to where they belong."""
@@ -409,8 +409,8 @@ class _Freight:
                 target[... if part.box is None else part.box] = host
             else:
                 with backend.on(device):
-                    made = backend.xp.asarray(backend.from_host(host, device), dtype=backend.dtype_of(target))
-                    target[... if part.box is None else part.box] = made
+                    array = backend.xp.asarray(backend.from_host(host, device), dtype=backend.dtype_of(target))
+                    target[... if part.box is None else part.box] = array
 
     def _empty(self, number: int) -> Any:
         """Returns new memory for an array on its destination."""

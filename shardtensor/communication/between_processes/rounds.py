@@ -102,13 +102,13 @@ def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
         numbers.sort(key=lambda n: -parcels[n].dtype.itemsize)
         parts = itertools.chain.from_iterable(_parts(n, parcels[n], limit) for n in numbers)
         columns.append([Packet(sender, receiver, *load) for load in _loads(parts, parcels, limit)])
-    found = [[m for m in row if m] for row in itertools.zip_longest(*columns)]
-    cut = frozenset(p.number for row in found for m in row for p in m.parts if p.box is not None)
+    packets = [[m for m in row if m] for row in itertools.zip_longest(*columns)]
+    cut = frozenset(p.number for row in packets for m in row for p in m.parts if p.box is not None)
     sizes = {pair: sum(m.nbytes for m in c) for pair, c in zip(pairs, columns, strict=True)}
     totals: dict[int, int] = {}
     for (sender, _), size in sizes.items():
         totals[sender] = totals.get(sender, 0) + size
-    return Rounds(_text(sizes), found, cut, max(totals.values()))
+    return Rounds(_text(sizes), packets, cut, max(totals.values()))
 
 
 def _parts(number: int, parcel: Parcel, limit: int) -> Iterator[tuple[int, tuple[slice, ...] | None, Shape]]:

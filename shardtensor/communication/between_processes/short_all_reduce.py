@@ -37,8 +37,8 @@ class _Leaf(NamedTuple):
         """Returns the array or the number in a record."""
         nbytes = math.prod(self.shape) * self.dtype.itemsize
         # A copy, since records cannot be written to, and may not be aligned.
-        found = np.frombuffer(record, np.uint8, nbytes, self.begin).copy().view(self.dtype)
-        return found.reshape(self.shape) if self.number is None else self.number(found[0])
+        array = np.frombuffer(record, np.uint8, nbytes, self.begin).copy().view(self.dtype)
+        return array.reshape(self.shape) if self.number is None else self.number(array[0])
 
 
 class _Part(NamedTuple):
@@ -122,8 +122,8 @@ class AllReduceAcross:
             for part in parts:
                 state = known.get((number, part.tree))
                 if state is None:
-                    found = tuple([leaf.read(records[part.owner]) for leaf in part.leaves])
-                    state = found if part.is_tuple else found[0]
+                    leaves = tuple([leaf.read(records[part.owner]) for leaf in part.leaves])
+                    state = leaves if part.is_tuple else leaves[0]
                 arrived[part.tree] = state
             leader = own[0]
             total = self._ops.finish(leader, trees.combined(trees.root, None, self._merges[leader], arrived))

@@ -46,11 +46,11 @@ class SpanningCommunicator(ArrayCommunicator):
         if mean:
             dtype = np.true_divide(np.ones(1, dtype), len(arrays)).dtype
         states = dict(enumerate(arrays))
-        made = all_reduce_across(
+        totals = all_reduce_across(
             [group], states, self._reduce_ops(arrays, ufunc, mean), self.devices, dtype, self.caller
         )
         shape = tuple(arrays[0].shape)
-        return [self._deliver(k, made[k]) if k in made else RemoteArray(shape, dtype) for k in range(len(arrays))]
+        return [self._deliver(k, totals[k]) if k in totals else RemoteArray(shape, dtype) for k in range(len(arrays))]
 
     def _all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
         processes = sorted(set(self._first))
@@ -73,8 +73,8 @@ class SpanningCommunicator(ArrayCommunicator):
                 return self.backends[j].view(array, cuts[k])
 
         ops = self._reduce_ops(arrays, ufunc, False)
-        made = reduce_scatter_across([group], dict(enumerate(arrays)), part, ops, self.devices, self.caller)
-        return [self._deliver(k, made[k]) if k in made else part(arrays[k], k, k) for k in range(n)]
+        parts = reduce_scatter_across([group], dict(enumerate(arrays)), part, ops, self.devices, self.caller)
+        return [self._deliver(k, parts[k]) if k in parts else part(arrays[k], k, k) for k in range(n)]
 
     def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         cuts = [parts_along(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
@@ -91,8 +91,8 @@ class SpanningCommunicator(ArrayCommunicator):
         for k, i in enumerate(sources):
             with self.backends[k].on(self.devices[k]):
                 xp = self.backends[k].xp
-                made = xp.zeros_like(arrays[k]) if i is None else xp.asarray(next(arrived), copy=True)
-                results.append(self._deliver(k, made) if k in self._here else made)
+                array = xp.zeros_like(arrays[k]) if i is None else xp.asarray(next(arrived), copy=True)
+                results.append(self._deliver(k, array) if k in self._here else array)
         return results
 
     def _broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
@@ -102,8 +102,8 @@ class SpanningCommunicator(ArrayCommunicator):
         for k in range(len(arrays)):
             array = self._bring(arrived[self._first[k]], self._first[k], k)
             with self.backends[k].on(self.devices[k]):
-                made = self.backends[k].xp.asarray(array, copy=True)
-            results.append(self._deliver(k, made) if k in self._here else made)
+                copy = self.backends[k].xp.asarray(array, copy=True)
+            results.append(self._deliver(k, copy) if k in self._here else copy)
         return results
 
     # -- helpers -----------------------------------------------------------------------------------
@@ -135,5 +135,5 @@ class SpanningCommunicator(ArrayCommunicator):
         with backend.on(self.devices[k]):
             here = [self._bring(array, i, k) for array, i in arrays]
             join: Callable[..., Any] = backend.xp.concat if tiled else backend.xp.stack
-            made = join(here, axis=axis)
-        return self._deliver(k, made) if k in self._here else made
+            whole = join(here, axis=axis)
+        return self._deliver(k, whole) if k in self._here else whole

@@ -64,10 +64,10 @@ class Subtrees:
         return Subtree(rank, count - 1), self.whole(self._tree[rank][count - 1])
 
     def _leaves(self, tree: Subtree) -> set[int]:
-        found = {self._processes[tree.rank]}
+        processes = {self._processes[tree.rank]}
         for other in self._tree[tree.rank][: tree.others]:
-            found |= self._leaves(self.whole(other))
-        return found
+            processes |= self._leaves(self.whole(other))
+        return processes
 
     def _largest(self, tree: Subtree) -> Iterator[tuple[Subtree, int]]:
         leaves = self._leaves(tree)
@@ -238,7 +238,7 @@ def reduce_scatter_across(
     for share, state in zip(shares, arrived, strict=True):
         k = share.receiver
         if is_here(k):
-            moves = is_here(share.holder) and share.holder != k  # What comes from another process is on its device.
+            moves = is_here(share.holder) and share.holder != k  # An array from another process is on its device.
             held = received.setdefault(k, (share.trees, {}))[1]
             held[share.tree] = ops.send(state, share.holder, k) if moves else state
     return {

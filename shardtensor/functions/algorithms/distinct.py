@@ -38,21 +38,21 @@ PIECE = 1 << 18
 PIECE_ON_DEVICE = 1 << 26
 """The same on other devices."""
 
-Wanted = tuple[bool, bool, bool]
-"""Whether the indices, the inverse and the counts are wanted."""
+Extras = tuple[bool, bool, bool]
+"""Whether the indices, the inverse and the counts are returned, too."""
 
 _INT = np.dtype("int64")
 _BY_VALUE = Order(indices=True)
 
 
-def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal_nan: bool) -> list[ShardedTensor]:
-    """Returns the distinct elements in ascending order, and what is wanted of the indices of the first ones, the
-    inverse and the counts, in this order.
+def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, extras: Extras, equal_nan: bool) -> list[ShardedTensor]:
+    """Returns the distinct elements in ascending order, and the selected extras, in this order: the indices of the
+    first ones, the inverse and the counts.
 
     Args:
         rows: the rows of the operand.
         shape, dtype: its shape and dtype.
-        wanted: what is wanted.
+        extras: see `Extras`.
         equal_nan: whether all NaN are one value.
     """
     value = aval(shape, np.dtype(dtype), rows.sharding, False)
@@ -62,8 +62,8 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
     arrays = rows.shards()
 
     def local(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
-        values, *others = distinct(xp, xp.reshape(array, (-1,)), wanted, equal_nan)
-        if wanted[0]:
+        values, *others = distinct(xp, xp.reshape(array, (-1,)), extras, equal_nan)
+        if extras[0]:
             others[0] = xp.add(others[0], begin)
         return values, *others
 
@@ -71,13 +71,13 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
     if count == 1:
         sizes = [int(columns[0][0].shape[0])]
         return _results(
-            rows, columns, sizes, shape, dtype, wanted, functools.partial(rows.map, lambda xp, x: xp.reshape(x, shape))
+            rows, columns, sizes, shape, dtype, extras, functools.partial(rows.map, lambda xp, x: xp.reshape(x, shape))
         )
-    inverse = columns.pop(1 + wanted[0]) if wanted[1] else ()
+    inverse = columns.pop(1 + extras[0]) if extras[1] else ()
     ends = _ends_of_ranges(rows, comm, shards_of(value, columns[0]))
     for i in range(len(columns)):  # Each column takes the place of the one that is sent, whose memory is then free.
         columns[i] = comm.ragged_all_to_all(shards_of(value, columns[i]), ends, 0, 0).arrays
-    columns = _columns(rows.map(functools.partial(_merged, wanted, equal_nan), *columns))
+    columns = _columns(rows.map(functools.partial(_merged, extras, equal_nan), *columns))
     sizes = [int(v.shape[0]) for v in columns[0]]
 
     def inverse_of(ranks: Sequence[Any]) -> Sequence[Any]:
@@ -86,7 +86,7 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
         back = comm.ragged_all_to_all(shards_of(value, numbers), comm.transposed(ends), 0, 0).arrays
         return rows.map(lambda xp, number, at, array: xp.reshape(number[at], tuple(array.shape)), back, inverse, arrays)
 
-    return _results(rows, columns, sizes, shape, dtype, wanted, inverse_of)
+    return _results(rows, columns, sizes, shape, dtype, extras, inverse_of)
 
 
 def _results(
@@ -95,32 +95,32 @@ def _results(
     sizes: Sequence[int],
     shape: Shape,
     dtype: Any,
-    wanted: Wanted,
+    extras: Extras,
     inverse_of: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[ShardedTensor]:
     """Returns the results of `distinct_of_rows`, of which each device has a part in each column.
 
     Args:
         rows: the rows.
-        columns: what the devices have: the values, and what is ``wanted``. It is empty afterwards.
+        columns: the parts of the values on the devices, and those of the extras. It is empty afterwards.
         sizes: the number of values on each device.
         shape, dtype: of the operand.
-        wanted: see `distinct_of_rows`.
+        extras: see `distinct_of_rows`.
         inverse_of: returns the shards of the inverse, given the ranks of the values on each device.
     """
     results = [rows.tensor_of_parts(sizes, columns.pop(0), dtype)]
-    if wanted[0]:
+    if extras[0]:
         results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
-    if wanted[1]:
+    if extras[1]:
         results.append(rows.tensor_of_shards(shape, inverse_of(columns.pop(0)), _INT))
-    if wanted[2]:
+    if extras[2]:
         results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
     return results
 
 
-def _columns(made: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+def _columns(tuples: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """Returns the lists of the first items, of the second ones, and so on, of the tuples of all devices."""
-    return list(zip(*made, strict=True))
+    return list(zip(*tuples, strict=True))
 
 
 def _ends_of_ranges(rows: Rows, comm: MeshCommunicator, runs: Shards) -> list[Any]:
@@ -144,27 +144,27 @@ def _ends_of_ranges(rows: Rows, comm: MeshCommunicator, runs: Shards) -> list[An
         places = xp.argsort(order, stable=True)[: splitters.shape[0]]
         return xp.subtract(places, xp.arange(splitters.shape[0], dtype=_INT))
 
-    found = runs.of(rows.map(cut, runs.arrays, samples)).to_host(())
-    ends = zip(found, sizes, strict=True)
+    cuts = runs.of(rows.map(cut, runs.arrays, samples)).to_host(())
+    ends = zip(cuts, sizes, strict=True)
     return [np.concatenate([[0], at, [n] * (size - len(at))]).astype(np.int64) for at, n in ends]
 
 
-def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any) -> tuple[Any, ...]:
-    """Returns the distinct values of those of all devices, and what is wanted of the first index of each, of the number
-    of the distinct value that each value is, and of the number of elements of each, given the values and what is wanted
-    of their indices and counts.
+def _merged(extras: Extras, equal_nan: bool, xp: Any, values: Any, *others: Any) -> tuple[Any, ...]:
+    """Returns the distinct values of those of all devices, and the selected extras: the first index of each, the number
+    of the distinct value that each value is, and the number of elements of each, given the values and the selected
+    ones of their indices and counts.
     """
-    if not any(wanted):
-        return tuple(distinct(xp, values, wanted, equal_nan))
+    if not any(extras):
+        return tuple(distinct(xp, values, extras, equal_nan))
     order, starts = _groups(xp, values, equal_nan)
     # No array is kept longer than needed, so that a device holds at most three times its share.
-    ranks = [_ranks(xp, order, starts)] if wanted[1] else []
-    sums = [xp.cumsum(others[-1][order], axis=0)] if wanted[2] else []
+    ranks = [_ranks(xp, order, starts)] if extras[1] else []
+    sums = [xp.cumsum(others[-1][order], axis=0)] if extras[2] else []
     first = order[starts]
     del order
-    results = [values[first], *([others[0][first]] if wanted[0] else []), *ranks]
+    results = [values[first], *([others[0][first]] if extras[0] else []), *ranks]
     del first
-    if wanted[2]:
+    if extras[2]:
         before = xp.subtract(starts[1:], 1)
         del starts
         before = sums[0][before]
@@ -177,22 +177,20 @@ def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any)
 # -- on one device ---------------------------------------------------------------------------------
 
 
-def distinct(xp: Any, x: Any, wanted: Wanted, equal_nan: bool) -> list[Any]:
-    """Returns the distinct values of an array of one dimension on one device, and what is wanted of the indices, the
-    inverse and the counts.
-    """
-    if not (wanted[0] or wanted[1]):
+def distinct(xp: Any, x: Any, extras: Extras, equal_nan: bool) -> list[Any]:
+    """Returns the distinct values of an array of one dimension on one device, and the selected extras."""
+    if not (extras[0] or extras[1]):
         order = Order().apply(xp, x)
         starts = _starts(xp, order.shape[0], lambda some: order[some], equal_nan)
         results = [order[starts]]
     else:
         order, starts = _groups(xp, x, equal_nan)
         results = [x[order[starts]]]
-    if wanted[0]:
+    if extras[0]:
         results.append(order[starts])
-    if wanted[1]:
+    if extras[1]:
         results.append(_ranks(xp, order, starts))
-    if wanted[2]:
+    if extras[2]:
         results.append(xp.subtract(_ends(xp, starts, order), starts))
     return results
 
@@ -212,7 +210,7 @@ def _starts(xp: Any, count: int, ordered: Callable[[slice], Any], equal_nan: boo
         ordered: returns the elements in a slice, which is short, so that they and the masks are small.
         equal_nan: whether all NaN are one value.
     """
-    found = [xp.zeros((min(count, 1),), dtype=_INT)]
+    starts = [xp.zeros((min(count, 1),), dtype=_INT)]
     step = PIECE if xp is np else PIECE_ON_DEVICE
     for begin in range(1, count, step):
         part = ordered(slice(begin - 1, min(begin + step, count)))
@@ -220,8 +218,8 @@ def _starts(xp: Any, count: int, ordered: Callable[[slice], Any], equal_nan: boo
         if equal_nan and not xp.isdtype(part.dtype, ("bool", "integral")):
             numbers = xp.equal(part, part)  # Only NaN and NaT are not equal to themselves.
             new = xp.logical_and(new, xp.logical_or(numbers[1:], numbers[:-1]))
-        found.append(xp.add(xp.nonzero(new)[0], begin))
-    return xp.concat(found)
+        starts.append(xp.add(xp.nonzero(new)[0], begin))
+    return xp.concat(starts)
 
 
 def _ranks(xp: Any, order: Any, starts: Any) -> Any:

@@ -27,7 +27,7 @@ from shardtensor.tensor.value import Aval, aval
 
 
 class Whole(NamedTuple):
-    """What one device computes of all elements, with the bits of the algorithm.
+    """The computation of all elements on one device, with the bits of the algorithm.
 
     Attributes:
         results: the aval of the result, or a tuple of those of several results.
@@ -43,8 +43,8 @@ class Whole(NamedTuple):
 
 
 Messages: TypeAlias = Literal["combine", "move", "by elements"]
-"""What the messages of an algorithm do: they combine partial results, as the call asks for; they move elements, so that
-the transfer guard applies to them; or they move elements, and follow from them.
+"""The purpose of the messages of an algorithm: they combine partial results, as the call requests; they move elements,
+so that the transfer guard applies to them; or they move elements, and follow from them.
 """
 
 
@@ -161,11 +161,11 @@ class _Algorithm:
         shares, few, shardings = kinds[0].memory is not None, is_few(*kinds), self._shardings(*avals_and_params)
         if not shares and not few:
             return None, None
-        made = self.whole(*map(_laid_out, kinds, shardings), **params)
-        if made is None:
+        whole = self.whole(*map(_laid_out, kinds, shardings), **params)
+        if whole is None:
             return None, None
-        first = functools.partial(FirstDevice, self.name, kinds, made.results, made.compute)
-        sends = first() if few and any(kinds[0].grid.counts[d] > 1 for d in made.axes) else None
+        first = functools.partial(FirstDevice, self.name, kinds, whole.results, whole.compute)
+        sends = first() if few and any(kinds[0].grid.counts[d] > 1 for d in whole.axes) else None
         return (first(shardings) if shares else sends), sends
 
     # -- calls -------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class _Algorithm:
         operands, params, (_, few) = self._call(args, _inferred_transfer)
         if few is not None:
             return few.infer(operands)
-        return each_of(lambda made: made.value, self._distribute(operands, params))
+        return each_of(lambda shards: shards.value, self._distribute(operands, params))
 
     def _call(self, args: Sequence[Any], place: Callable[..., ShardedTensor]) -> Any:
         """Returns the operands, of which the first one is a tensor, the parameters, and what runs on the first device.
@@ -205,7 +205,7 @@ class _Algorithm:
 
     def _run(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         with FloatingPointErrors(self.op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
-            return each_of(lambda made: made.tensor(), self._distribute(operands, params))
+            return each_of(lambda shards: shards.tensor(), self._distribute(operands, params))
 
     def _distribute(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         """Returns the `Shards` of the result, or those of several results."""

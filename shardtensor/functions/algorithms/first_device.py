@@ -121,8 +121,8 @@ class FirstDevice:
     def _placed(self, value: Aval, array: Any) -> ShardedTensor:
         if not self._sends:
             return tensor_of(value, (whole_of(array, value),), ([],))
-        made = tensor_of(alone(value, self._caller), (whole_of(array, value),))
-        return sent_to(made, value.sharding, self._caller)
+        source = tensor_of(alone(value, self._caller), (whole_of(array, value),))
+        return sent_to(source, value.sharding, self._caller)
 
     def infer(self, operands: Sequence[Any]) -> Any:
         """Returns the avals of the results, and records the messages, if a log or a guard is active."""
@@ -140,5 +140,5 @@ def each_of(function: Callable[..., Any], first: Any, *others: Any) -> Any:
     """Applies a function to the items of tuples, and returns one of the first's type; else, to the arguments."""
     if not isinstance(first, tuple):
         return function(first, *others)
-    made = [function(*items) for items in zip(first, *others, strict=True)]
-    return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
+    results = [function(*items) for items in zip(first, *others, strict=True)]
+    return type(first)(*results) if hasattr(first, "_fields") else tuple(results)

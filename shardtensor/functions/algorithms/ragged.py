@@ -46,8 +46,8 @@ class Rows:
         is_tensor = isinstance(x, ShardedTensor)
         kind: Any = x._aval if is_tensor else host_aval(x.shape, x.dtype)
         ndim = len(kind.shape)
-        given = kind.sharding if is_tensor else as_sharding(default_mesh(), ndim, caller)
-        self.sharding = _sharding_of_rows(given, ndim)
+        sharding = kind.sharding if is_tensor else as_sharding(default_mesh(), ndim, caller)
+        self.sharding = _sharding_of_rows(sharding, ndim)
         self.grid = self.sharding.grid(kind.shape)
         self.caller = caller
         self._x = x

@@ -38,13 +38,13 @@ def elements_of_ranks(
     """
     comm = along(axes)
     lines, sizes = lines_along(x, comm, axes)
-    found = _selected(comm, lines, sizes, list(ranks))
+    elements = _selected(comm, lines, sizes, list(ranks))
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
 
     def back(xp: Any, picks: Any, shape: Shape) -> Any:
         return xp.reshape(xp.moveaxis(picks, -1, 0), shape)
 
-    return found.map(back, shapes, shape=lambda shape: shape, dtype=x.value.dtype).assembled(value)
+    return elements.map(back, shapes, shape=lambda shape: shape, dtype=x.value.dtype).assembled(value)
 
 
 def lines_along(x: Shards, comm: MeshCommunicator, axes: Sequence[int]) -> tuple[Shards, list[int]]:
@@ -89,14 +89,14 @@ def _selected(comm: MeshCommunicator, lines: Shards, sizes: Sequence[int], ranks
         return lines.of(comm.all_gather(lines, 1)).map(pick, shape=picks, dtype=dtype)
     if max(numbers) >= comm.size:
         whole = comm.ragged_all_to_all(lines, [offsets(n, (comm.size,)) for n in numbers], 0, 1)
-        made = whole.map(pick, shape=picks, dtype=dtype)
-        return made.of(comm.all_gather(made, 0))
+        part = whole.map(pick, shape=picks, dtype=dtype)
+        return part.of(comm.all_gather(part, 0))
     ordered = lines.map(Order(stable=False).apply, shape=lambda shape: shape, dtype=dtype)
-    found = []
+    elements = []
     for number in range(max(numbers)):
         run = ordered.map(row_of, [number] * len(numbers), shape=lambda shape: shape[1:], dtype=dtype)
-        found.append(of_one_line(comm, run, sizes, [ranks] * len(numbers)).arrays)
-    return lines.map(lambda xp, a, *rows: xp.stack(rows)[: a.shape[0]], *found, shape=picks, dtype=dtype)
+        elements.append(of_one_line(comm, run, sizes, [ranks] * len(numbers)).arrays)
+    return lines.map(lambda xp, a, *rows: xp.stack(rows)[: a.shape[0]], *elements, shape=picks, dtype=dtype)
 
 
 def row_of(xp: Any, lines: Any, number: int) -> Any:

@@ -40,48 +40,48 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
     comm, value = along(axis), indices.value
     bounds = x.value.grid.offsets[axis].tolist()
     result = aval(value.shape, x.value.dtype, value.sharding, x.value.committed)
-    lines, wanted = lines_of(x, axis), lines_of(indices, axis)
+    lines, index_lines = lines_of(x, axis), lines_of(indices, axis)
     everywhere, axes = [bounds] * len(comm.index), [axis] * len(comm.index)
 
     def found_of(some: slice) -> Shards:
         def of_piece(shape: Shape) -> Shape:
             return piece_of(shape, some)
 
-        given = [some] * len(everywhere)
-        checked = wanted.map(_checked, given, everywhere, axes, shape=of_piece, dtype=_INT)
+        pieces = [some] * len(everywhere)
+        checked = index_lines.map(_checked, pieces, everywhere, axes, shape=of_piece, dtype=_INT)
         owned = checked.map(_owners, everywhere, shape=_same, dtype=_INT)
-        lengths = [a.shape[1] for a in wanted.arrays]
-        sent = checked.map(_positions, owned.arrays, given, lengths, everywhere, shape=_same, dtype=_INT)
+        lengths = [a.shape[1] for a in index_lines.arrays]
+        sent = checked.map(_positions, owned.arrays, pieces, lengths, everywhere, shape=_same, dtype=_INT)
         return replies_to(sent, owned, comm, _replies, [lines.arrays], (_INT, result.dtype))
 
-    made = in_rounds(wanted, comm.size, found_of, result.dtype)
+    elements = in_rounds(index_lines, comm.size, found_of, result.dtype)
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
-    return made.map(_in_shape, shapes, axes, shape=_same, dtype=result.dtype).assembled(result)
+    return elements.map(_in_shape, shapes, axes, shape=_same, dtype=result.dtype).assembled(result)
 
 
 def in_rounds(x: Shards, size: int, found_of: Callable[[slice], Shards], dtype: Any) -> Shards:
-    """Returns for each element of flattened arrays what is found of it, some of them at a time.
+    """Returns for each element of flattened arrays the result of its request, for some of them at a time.
 
     Args:
         x: the arrays, one for each device.
         size: the number of devices that exchange requests.
-        found_of: returns what is found of the elements in a slice of the flattened arrays.
+        found_of: returns the results of the elements in a slice of the flattened arrays.
         dtype: its dtype.
     """
 
     def empty(xp: Any, array: Any) -> Any:
         return xp.empty((math.prod(array.shape),), dtype=dtype)
 
-    made = x.map(empty, shape=lambda shape: (math.prod(shape),), dtype=dtype)
+    result = x.map(empty, shape=lambda shape: (math.prod(shape),), dtype=dtype)
     step = max(ROUND // size, 1)
     for begin in range(0, max([math.prod(a.shape) for a in x.arrays]), step):
         some = slice(begin, begin + step)
-        made = made.map(_written, [some] * len(x.arrays), found_of(some).arrays, shape=_same, dtype=dtype)
-    return made
+        result = result.map(_written, [some] * len(x.arrays), found_of(some).arrays, shape=_same, dtype=dtype)
+    return result
 
 
 def replies_to(
-    wanted: Shards,
+    requests: Shards,
     owned: Shards,
     comm: MeshCommunicator,
     reply: Callable[..., Any],
@@ -91,7 +91,7 @@ def replies_to(
     """Returns what ``reply(xp, requests, *items)`` returns of each request, in the order of the requests.
 
     Args:
-        wanted: the requests of each device, in one dimension.
+        requests: the requests of each device, in one dimension.
         owned: the positions of the devices that reply to them.
         comm: the communicator.
         reply: the function, which runs on the device that receives the requests.
@@ -100,12 +100,12 @@ def replies_to(
     """
     size, (kind, dtype) = comm.size, dtypes
     order = owned.map(_owners_in_order, shape=_same, dtype=_INT)
-    sent = wanted.map(lambda xp, a, at: a[at], order.arrays, shape=_same, dtype=kind)
+    sent = requests.map(lambda xp, a, at: a[at], order.arrays, shape=_same, dtype=kind)
     ends = owned.map(_ends, order.arrays, [size] * len(comm.index), shape=lambda _: (size + 1,), dtype=_INT)
-    found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in wanted.arrays])
-    received = comm.ragged_all_to_all(sent, found, 0, 0)
+    cuts = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in requests.arrays])
+    received = comm.ragged_all_to_all(sent, cuts, 0, 0)
     replies = received.map(reply, *columns, shape=_same, dtype=dtype)
-    arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
+    arrived = comm.ragged_all_to_all(replies, comm.transposed(cuts), 0, 0)
     return arrived.map(_in_order_of, order.arrays, shape=_same, dtype=dtype)
 
 
@@ -118,8 +118,8 @@ def _same(shape: Shape) -> Shape:
     return shape
 
 
-def _written(xp: Any, out: Any, some: slice, found: Any) -> Any:
-    out[some] = found
+def _written(xp: Any, out: Any, some: slice, values: Any) -> Any:
+    out[some] = values
     return out
 
 

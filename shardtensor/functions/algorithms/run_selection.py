@@ -53,7 +53,7 @@ def cuts(comm: MeshCommunicator, runs: Shards, sizes: Sequence[int], ranks: Sequ
     """
     count, size = len(ranks[0]), comm.size
     ends = offsets(count, (size,)).tolist()
-    targets = [wanted[ends[k] : ends[k + 1]] for k, wanted in zip(comm.index, ranks, strict=True)]
+    targets = [row[ends[k] : ends[k + 1]] for k, row in zip(comm.index, ranks, strict=True)]
     at = runs.map(_at_first, [[sizes[k]] for k in comm.index], [count] * len(comm.index), shape=lambda _: (2, count, 1),
                   dtype=_INT)  # fmt: skip
     windows = runs.map(_windows_at_first, [sizes] * len(comm.index), targets, shape=lambda _: (2, 0, size), dtype=_INT)
@@ -102,13 +102,13 @@ def _narrowed(xp: Any, candidates: Any, windows: Any, ranks: Sequence[int]) -> A
     most = xp.concat([next_ones, least[..., -1:]], axis=-1)
     order = xp.argsort(candidates, axis=-1, stable=True)
     places = xp.reshape(xp.argsort(order, axis=-1, stable=True), shape)
-    wanted = xp.subtract(xp.asarray(list(ranks), dtype=_INT), xp.sum(begins, axis=1))[:, None]
+    targets = xp.subtract(xp.asarray(list(ranks), dtype=_INT), xp.sum(begins, axis=1))[:, None]
     ends = []
     for bound in (most, least):  # The candidates that are in front of the cut, and those that may be.
         steps = xp.reshape(xp.subtract(bound[..., 1:], bound[..., :-1]), candidates.shape)
         totals = xp.cumsum(xp.take_along_axis(steps, order, axis=-1), axis=-1)
         totals = xp.add(totals, xp.sum(bound[..., 0], axis=1)[:, None])
-        in_front = xp.sum(xp.astype(xp.less_equal(totals, wanted), _INT), axis=1)
+        in_front = xp.sum(xp.astype(xp.less_equal(totals, targets), _INT), axis=1)
         chosen = xp.sum(xp.astype(xp.less(places, in_front[:, None, None]), _INT), axis=2)[..., None]
         ends.append(xp.take_along_axis(least if bound is most else most, chosen, axis=-1)[..., 0])
     return xp.stack([xp.add(begins, ends[0]), xp.subtract(ends[1], ends[0])])

@@ -12,8 +12,8 @@ The bytes that the P devices along the dimension send, for n elements of ``items
   one exchange is less than two, every device gathers the lines and keeps its part, ``(P - 1) * L * n * itemsize``;
 - from P lines on: each device receives its share of the whole lines, sorts them, and returns the parts (two
   all-to-alls): ``(n - n / P) * L * itemsize`` and then as many items of the result, if P divides n and L;
-- otherwise, for each line: P ranks are selected (see `selection.cuts`), and each element is sent at most once, with its
-  index if indices are wanted. Of elements in random order, one of P stays on its device.
+- otherwise, for each line: P ranks are selected (see `run_selection.cuts`), and each element is sent at most once, with
+  its index if indices are wanted. Of elements in random order, one of P stays on its device.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _INT = np.dtype("int64")
 
 
 class Order(NamedTuple):
-    """An order, and what is wanted of the elements in that order.
+    """An order, and whether the elements in that order are returned, or their indices.
 
     Attributes:
         descending: whether the order is descending, so that NaN comes first.
         stable: whether elements that are equal keep their order.
-        indices: whether the indices of the elements are wanted, and not the elements.
+        indices: whether the indices of the elements are returned, and not the elements.
     """
 
     descending: bool = False
@@ -55,8 +55,8 @@ class Order(NamedTuple):
             return function(x, along, descending=self.descending, stable=self.stable)
         if not self.descending:
             return self._ascending(xp, x, along)
-        found = xp.flip(self._ascending(xp, xp.flip(x, axis=along), along), axis=along)
-        return xp.subtract(x.shape[along] - 1, found) if self.indices else found
+        result = xp.flip(self._ascending(xp, xp.flip(x, axis=along), along), axis=along)
+        return xp.subtract(x.shape[along] - 1, result) if self.indices else result
 
     def _ascending(self, xp: Any, x: Any, axis: int) -> Any:
         if not self.indices:
@@ -72,8 +72,8 @@ def sample_sort(x: Shards, along: Callable[[int], MeshCommunicator], axis: int, 
     if comm.size == 1:
         return x.map(lambda xp, a: order.apply(xp, a, axis), shape=lambda shape: shape, dtype=dtype).assembled(result)
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
-    found = _sorted_lines(comm, lines_of(x, axis), value.grid.offsets[axis].tolist(), order, dtype)
-    back = found.map(lines_into, shapes, [axis] * len(shapes), shape=lambda shape: shape, dtype=dtype)
+    parts = _sorted_lines(comm, lines_of(x, axis), value.grid.offsets[axis].tolist(), order, dtype)
+    back = parts.map(lines_into, shapes, [axis] * len(shapes), shape=lambda shape: shape, dtype=dtype)
     return back.assembled(result)
 
 
@@ -111,9 +111,9 @@ def _sorted_lines(comm: MeshCommunicator, lines: Shards, bounds: Sequence[int], 
         whole = comm.ragged_all_to_all(lines, shares, 0, 1)
         whole = whole.map(order.apply, shape=lambda shape: shape, dtype=dtype)
         return comm.ragged_all_to_all(whole, [np.asarray(bounds)] * len(counts), 1, 0)
-    found = [_sorted_line(comm, _line(lines, number), bounds, order, dtype) for number in range(max(counts))]
+    sorted_lines = [_sorted_line(comm, _line(lines, number), bounds, order, dtype) for number in range(max(counts))]
     return lines.map(
-        lambda xp, a, *parts: xp.stack(parts)[: a.shape[0]], *[part.arrays for part in found],
+        lambda xp, a, *parts: xp.stack(parts)[: a.shape[0]], *[part.arrays for part in sorted_lines],
         shape=lambda shape: shape, dtype=dtype,
     )  # fmt: skip
 
@@ -157,10 +157,10 @@ def _sorted_line(comm: MeshCommunicator, line: Shards, bounds: Sequence[int], or
     return merged.map(_flipped, shape=lambda shape: shape, dtype=dtype) if order.descending else merged
 
 
-def ends_of(found: Shards, comm: MeshCommunicator, sizes: Sequence[int]) -> list[Any]:
+def ends_of(cuts: Shards, comm: MeshCommunicator, sizes: Sequence[int]) -> list[Any]:
     """Returns for each device where its run is cut, with both ends, given the result of `cuts` without the last one."""
     expected = [offsets(sizes[k], (comm.size,))[:-1] for k in comm.index]
-    return [np.append(at, sizes[k]) for at, k in zip(found.to_host(expected), comm.index, strict=True)]
+    return [np.append(at, sizes[k]) for at, k in zip(cuts.to_host(expected), comm.index, strict=True)]
 
 
 def _flipped(xp: Any, a: Any) -> Any:

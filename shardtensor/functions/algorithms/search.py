@@ -23,7 +23,7 @@ from shardtensor.tensor.value import Aval, aval
 _INT = np.dtype("int64")
 
 Reply = Callable[[Any, Any, Any, int], Any]
-"""``reply(xp, part, elements, begin)`` returns what is wanted of elements, given the part of the ordered elements in
+"""``reply(xp, part, elements, begin)`` returns the results for elements, given the part of the ordered elements in
 which they are found and where it begins.
 """
 
@@ -67,8 +67,8 @@ def search(
             return xp.zeros(elements.shape, dtype=_INT)
         numbers = xp.asarray(filled, dtype=_INT) if gaps else None
         known = xp.take(ends, numbers, axis=0) if gaps else ends[: len(filled)]
-        found = xp.clip(xp.asarray(xp.searchsorted(known, elements, side=side), dtype=_INT), 0, len(filled) - 1)
-        return xp.take(numbers, found, axis=0) if gaps else found
+        places = xp.clip(xp.asarray(xp.searchsorted(known, elements, side=side), dtype=_INT), 0, len(filled) - 1)
+        return xp.take(numbers, places, axis=0) if gaps else places
 
     def answer(xp: Any, elements: Any, part: Any, begin: int) -> Any:
         return xp.asarray(reply(xp, part, elements, begin), dtype=result.dtype)
@@ -77,13 +77,13 @@ def search(
         def piece(xp: Any, a: Any) -> Any:
             return xp.asarray(xp.reshape(a, (-1,))[some], dtype=common)
 
-        wanted = x.map(piece, shape=lambda shape: piece_of(shape, some), dtype=common)
-        owned = wanted.map(owners, lasts, shape=lambda shape: shape, dtype=_INT)
-        return replies_to(wanted, owned, comm, answer, [parts.arrays, begins], (common, result.dtype))
+        requests = x.map(piece, shape=lambda shape: piece_of(shape, some), dtype=common)
+        owned = requests.map(owners, lasts, shape=lambda shape: shape, dtype=_INT)
+        return replies_to(requests, owned, comm, answer, [parts.arrays, begins], (common, result.dtype))
 
-    made = in_rounds(x, comm.size, found_of, result.dtype)
+    answers = in_rounds(x, comm.size, found_of, result.dtype)
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
-    return made.map(
+    return answers.map(
         lambda xp, a, shape: xp.reshape(a, shape), shapes, shape=lambda shape: shape, dtype=result.dtype
     ).assembled(result)  # fmt: skip
 

@@ -49,23 +49,23 @@ def several_results(
 
     @functools.lru_cache(1024)
     def layout(value: Aval | HostAval, mesh: Mesh, params: tuple[Any, ...]) -> _Layout:
-        made = results(value.shape, value.dtype, **dict(zip(op.params, params, strict=True)))
+        items = results(value.shape, value.dtype, **dict(zip(op.params, params, strict=True)))
         placed = isinstance(value, Aval)
         sharding = value.sharding if isinstance(value, Aval) else as_sharding(mesh, value.ndim, op.name)
         rule = parse("... i! j! -> ...", (value.ndim,), op.operands)
-        found = propagate(
+        plan = propagate(
             rule, [value.shape], [sharding.spec.chains_of(value.ndim)], [value.nbytes], mesh.shape, combines=False
         )
         memory = memory_kind([value] if isinstance(value, Aval) else ())
-        target = NamedSharding(mesh, P(*found.operands[0]), memory_kind=memory)
+        target = NamedSharding(mesh, P(*plan.operands[0]), memory_kind=memory)
         avals = [
             aval(
-                (*found.shape, *shape),
+                (*plan.shape, *shape),
                 dtype,
-                NamedSharding(mesh, P(*found.result), memory_kind=memory),
+                NamedSharding(mesh, P(*plan.result), memory_kind=memory),
                 placed and value.committed,  # type: ignore[union-attr]
             )
-            for shape, dtype in made
+            for shape, dtype in items
         ]
         return operand_transfer(value, target), avals
 
@@ -95,8 +95,8 @@ def several_results(
                     pairs = zip(shapes, avals, strict=True)
                     rows.append([backend.xp.empty(shape, dtype=v.dtype) for shape, v in pairs])
                 else:
-                    found = kernel(backend.xp, None, shard, **named)
-                    rows.append([as_dtype(backend, a, v.dtype) for a, v in zip(found, avals, strict=True)])
+                    outputs = kernel(backend.xp, None, shard, **named)
+                    rows.append([as_dtype(backend, a, v.dtype) for a, v in zip(outputs, avals, strict=True)])
         return form(
             *[tensor(v, offloaded(v, column)) for v, column in zip(avals, zip(*rows, strict=True), strict=True)]
         )

@@ -107,17 +107,17 @@ class Shards:
         """Returns the shards of a new tensor with the given aval, on the same devices, into which ``kernel(xp, out,
         *items)`` writes on each device; of replicas on devices that share a memory, on one of them.
         """
-        made = self.empty(value)
-        made._each(kernel, (made.arrays, *columns))
-        return made
+        shards = self.empty(value)
+        shards._each(kernel, (shards.arrays, *columns))
+        return shards
 
     def copied(self, dtype: np.dtype[Any]) -> Shards:
         """Returns copies of the arrays, which the algorithm may write to, and drops the arrays, so that those that were
         transferred for this call are free.
         """
-        made = self.map(functools.partial(_copied, dtype), shape=lambda shape: shape, dtype=dtype)
+        shards = self.map(functools.partial(_copied, dtype), shape=lambda shape: shape, dtype=dtype)
         self.arrays = ()
-        return made
+        return shards
 
     def tensor(self) -> ShardedTensor:
         """Returns the tensor that the arrays make up."""
@@ -174,13 +174,13 @@ class SpanningShards(Shards):
         tuples: bool = False,
     ) -> Shards:
         """See `Shards`."""
-        made = self._each(kernel, (self.arrays, *columns))
+        arrays = self._each(kernel, (self.arrays, *columns))
         if tuples or any(isinstance(one, tuple) for one in self.arrays):  # The shapes of their arrays are not declared.
-            return self.of(completed(made, self.devices, "map"))
+            return self.of(completed(arrays, self.devices, "map"))
         for k, device in enumerate(self.devices):
             if is_remote(device):
-                made[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
-        return self.of(made)
+                arrays[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
+        return self.of(arrays)
 
     def assembled(self, value: Aval) -> Shards:
         """See `Shards`."""
@@ -233,8 +233,8 @@ class AbstractShards(Shards):
         tuples: bool = False,
     ) -> Shards:
         """See `Shards`."""
-        made = {one: host_aval(shape(one), np.dtype(dtype)) for one in {a.shape for a in self.arrays}}
-        return AbstractShards(self.value, [made[a.shape] for a in self.arrays])
+        by_shape = {one: host_aval(shape(one), np.dtype(dtype)) for one in {a.shape for a in self.arrays}}
+        return AbstractShards(self.value, [by_shape[a.shape] for a in self.arrays])
 
     def assembled(self, value: Aval) -> Shards:
         """See `Shards`."""
@@ -350,8 +350,8 @@ class MeshCommunicator:
         for group in self._groups:
             communicator = self._communicator([self._devices[k] for k in group])
             communicator.explicit = self._explicit
-            given = [[column[k] for k in group] for column in (arrays, *columns)]
-            for k, made in zip(group, getattr(communicator, name)(*given, *args), strict=True):
-                results[k] = made
+            of_group = [[column[k] for k in group] for column in (arrays, *columns)]
+            for k, array in zip(group, getattr(communicator, name)(*of_group, *args), strict=True):
+                results[k] = array
             communicator.settle()
         return results

@@ -67,20 +67,20 @@ def top_k(
         return shape
 
     chosen = lines.map(lambda xp, a: greatest(xp, a, k, 1), shape=cut, dtype=_INT)
-    found = lines.map(_taken, chosen.arrays, shape=cut, dtype=dtype)
+    elements = lines.map(_taken, chosen.arrays, shape=cut, dtype=dtype)
     if comm.size > 1:
         begins = [x.value.grid.offsets[axis][n] for n in comm.index]
         chosen = chosen.map(lambda xp, a, begin: xp.add(a, int(begin)), begins, shape=same, dtype=_INT)
-        everything, indices_of_all = found.of(comm.all_gather(found, 1)), comm.all_gather(chosen, 1)
+        everything, indices_of_all = elements.of(comm.all_gather(elements, 1)), comm.all_gather(chosen, 1)
         ends = values.grid.offsets[axis]
         parts = [slice(int(ends[n]), int(ends[n + 1])) for n in comm.index]
         order = everything.map(lambda xp, a, part: greatest(xp, a, k, 1)[:, part], parts, shape=same, dtype=_INT)
-        found = everything.map(_taken, order.arrays, shape=same, dtype=dtype)
+        elements = everything.map(_taken, order.arrays, shape=same, dtype=dtype)
         chosen = everything.of(indices_of_all).map(_taken, order.arrays, shape=same, dtype=_INT)
     shapes = [values.grid.shape(n) for n in range(len(comm.index))]
     axes = [axis] * len(shapes)
-    made = [a.map(lines_into, shapes, axes, shape=same, dtype=dtype) for a in (found, chosen)]
-    return made[0].assembled(values), made[1].assembled(indices)
+    results = [a.map(lines_into, shapes, axes, shape=same, dtype=dtype) for a in (elements, chosen)]
+    return results[0].assembled(values), results[1].assembled(indices)
 
 
 def _taken(xp: Any, lines: Any, indices: Any) -> Any:

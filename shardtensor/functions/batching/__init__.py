@@ -1,7 +1,12 @@
 """The batching rules of the operators: one row for each, loaded by the first call of `vmap`.
 
-An operator that is composed of others needs no row: its operators have some. Rows call operators only, and know no
-interpreters.
+The main noun is `Call` (one call on values of a batch, see `batching_forms`); a row is a function of it. The rows are
+in `batching_rules` and, by subject, in `batched_indexing`, `batched_searching` and `batched_drawing`. A rule enters
+from the batcher of `shardtensor.interpreters.batching`, or from the plan of a linear operator on partial sums, and
+calls operators.
+
+An operator that is composed of others needs no row: its operators have some. Rows call operators only: interpreters
+must not be imported here.
 """
 
 from shardtensor.functions.batching import batched_drawing as batched_drawing

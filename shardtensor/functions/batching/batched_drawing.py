@@ -32,10 +32,10 @@ def _drawn(recorded: Call) -> Any:
     parameters = [call("broadcast_to", x, (recorded.size, *shape)) for x in parameters]
     if all(type(b) is int for b in bits):
         words = np.array([[b % 2**64, b >> 64] for b in bits], np.uint64).reshape(len(bits), 2).view(np.int64)
-        given = tuple(params.items())
-        made = draws_of_examples([words, *parameters], op.name, tuple(shape), numbers, given, params["dtype"])
+        pairs = tuple(params.items())
+        draws = draws_of_examples([words, *parameters], op.name, tuple(shape), numbers, pairs, params["dtype"])
         device = recorded.params.get("device")
-        return made if device is None else call("reshard", made, recorded.layout(device, len(shape)))
+        return draws if device is None else call("reshard", draws, recorded.layout(device, len(shape)))
     # Keys that a program of jit takes have bits when it runs: each is an operand of its own.
     return call("stack", [recorded.again(*[x[k] for x in parameters], b, *numbers) for k, b in enumerate(bits)], axis=0)
 

@@ -67,13 +67,13 @@ class _Place:
 
     def aligned(self) -> list[Any]:
         """Returns the entries, of which the arrays that differ between examples have their dimensions aligned."""
-        made = []
+        entries = []
         for entry, is_batched in zip(self.entries, self._is_batched, strict=True):
             if is_batched:
                 shape = shape_of(entry)
                 entry = call("reshape", entry, (shape[0], *[1] * (self.ndim + 1 - len(shape)), *shape[1:]))
-            made.append(entry)
-        return made
+            entries.append(entry)
+        return entries
 
 
 def _count(recorded: Call) -> int:
@@ -112,15 +112,15 @@ def _gathered(recorded: Call) -> Any:
             "st.where(mask, x, 0) keeps the shape"
         )
     if not place.is_batched:
-        made = x[(slice(None), *place.entries)]
-        return call("moveaxis", made, place.ndim, 0) if place.is_apart else made
+        result = x[(slice(None), *place.entries)]
+        return call("moveaxis", result, place.ndim, 0) if place.is_apart else result
     if place.one_array is not None:
         return _along_one(recorded, place)
     if not recorded.batched[0]:
-        made = x[tuple(place.aligned())]
-        return recorded.kept(call("moveaxis", made, place.first, 0) if place.first else made)
-    made = x[(_examples(recorded, place), *place.aligned())]
-    return _moved(made, 1, 1 + place.first, place.ndim) if place.first else made
+        result = x[tuple(place.aligned())]
+        return recorded.kept(call("moveaxis", result, place.first, 0) if place.first else result)
+    result = x[(_examples(recorded, place), *place.aligned())]
+    return _moved(result, 1, 1 + place.first, place.ndim) if place.first else result
 
 
 def _along_one(recorded: Call, place: _Place) -> Any:
@@ -131,8 +131,8 @@ def _along_one(recorded: Call, place: _Place) -> Any:
     x = recorded.operands[0][(*[slice(None)] * is_batched, *slices)]
     if place.first:
         x = call("moveaxis", x, place.first + is_batched, int(is_batched))
-    made = call("rows_at", x, place.entries[k], lines=int(is_batched))
-    return _moved(made, 1 + place.ndim, 1, place.first)
+    result = call("rows_at", x, place.entries[k], lines=int(is_batched))
+    return _moved(result, 1 + place.ndim, 1, place.first)
 
 
 def _examples(recorded: Call, place: _Place) -> Any:
@@ -152,7 +152,7 @@ def _assigned(recorded: Call) -> Any:
     x, value = recorded.whole(0), recorded.leaves[1]
     if place.has_batched_mask or (place.is_one_mask and math.prod(recorded.shape(1)) == 1):
         return _masked(recorded, place)
-    made = mark_array(call("copy", x))
+    result = mark_array(call("copy", x))
     moved = value
     if recorded.batched[1]:
         moved = recorded.wide(1, place.result_ndim)
@@ -168,8 +168,8 @@ def _assigned(recorded: Call) -> Any:
             moved = call("moveaxis", moved, 0, place.ndim)
         elif place.is_apart and len(shape_of(moved)) >= place.ndim:
             moved = call("expand_dims", _wide(moved, place), axis=place.ndim)
-    made[index] = moved
-    return made
+    result[index] = moved
+    return result
 
 
 def _wide(value: Any, place: _Place) -> Any:
@@ -204,10 +204,10 @@ def _rows(recorded: Call) -> Any:
     if not recorded.batched[1]:
         return recorded.again(x, indices, axis=axis + 1)
     if not recorded.batched[0]:
-        made = recorded.again(x, indices)
-        return call("moveaxis", made, axis, 0) if axis else made
-    made = call("rows_at", call("moveaxis", x, axis + 1, 1) if axis else x, indices, lines=1)
-    return _moved(made, 1, 1 + axis, recorded.ndim(1)) if axis else made
+        result = recorded.again(x, indices)
+        return call("moveaxis", result, axis, 0) if axis else result
+    result = call("rows_at", call("moveaxis", x, axis + 1, 1) if axis else x, indices, lines=1)
+    return _moved(result, 1, 1 + axis, recorded.ndim(1)) if axis else result
 
 
 rows(gather=_gathered, setitem=_assigned, take_rows=_rows)

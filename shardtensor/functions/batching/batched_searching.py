@@ -24,8 +24,8 @@ def _ranks(recorded: Call) -> Any:
         return recorded.again(*recorded.operands)
     ordered, sorter = recorded.operands[0], recorded.params["sorter"]
     ordered = ordered if sorter is None else ordered[:, sorter]
-    made = _places(ordered, _lines(recorded, 1), recorded.params["side"])
-    return call("reshape", made, (recorded.size, *recorded.shape(1)))
+    places = _places(ordered, _lines(recorded, 1), recorded.params["side"])
+    return call("reshape", places, (recorded.size, *recorded.shape(1)))
 
 
 def _places(ordered: Any, values: Any, side: str) -> Any:
@@ -52,13 +52,13 @@ def _members(recorded: Call) -> Any:
     x, elements = [call("astype", _lines(recorded, k), dtype) for k in range(2)]
     n = elements.shape[1]
     if not n:
-        found = call("zeros_like", x, dtype=bool)
+        is_member = call("zeros_like", x, dtype=bool)
     else:
         ordered = call("sort", elements, axis=1)
         at = call("clip", _places(ordered, x, "left"), 0, n - 1)
-        found = call("take_along_axis", ordered, at, axis=1) == x
-    found = call("logical_not", found) if recorded.params["invert"] else found
-    return call("reshape", found, (recorded.size, *recorded.shape(0)))
+        is_member = call("take_along_axis", ordered, at, axis=1) == x
+    is_member = call("logical_not", is_member) if recorded.params["invert"] else is_member
+    return call("reshape", is_member, (recorded.size, *recorded.shape(0)))
 
 
 def _counted(recorded: Call) -> Any:
@@ -86,8 +86,8 @@ def _scattered_each(recorded: Call) -> Any:
     """The examples of a batch of batches are those of one."""
     both = [recorded.whole(k) for k in range(2)]
     n = both[0].shape[1]
-    made = recorded.again(*[call("reshape", x, (recorded.size * n, *x.shape[2:])) for x in both])
-    return call("reshape", made, (recorded.size, n, *made.shape[1:]))
+    result = recorded.again(*[call("reshape", x, (recorded.size * n, *x.shape[2:])) for x in both])
+    return call("reshape", result, (recorded.size, n, *result.shape[1:]))
 
 
 def _rows(recorded: Call) -> Any:
@@ -127,11 +127,11 @@ def _interpolated(recorded: Call) -> Any:
     x0, x1 = [call("take_along_axis", xp, k, axis=1) for k in (here, behind)]
     y0, y1 = [call("take_along_axis", fp, k, axis=1) for k in (here, behind)]
     width = call("where", x1 == x0, 1, x1 - x0)
-    made = call("where", x == x1, y1, call("where", x == x0, y0, (y1 - y0) / width * (x - x0) + y0))
-    made = call("where", x < xp[:, :1], fp[:, :1] if left is None else left, made)
-    made = call("where", x > xp[:, -1:], fp[:, -1:] if right is None else right, made)
-    made = call("where", call("isnan", x), np.nan, made)
-    return call("reshape", made, shape)
+    result = call("where", x == x1, y1, call("where", x == x0, y0, (y1 - y0) / width * (x - x0) + y0))
+    result = call("where", x < xp[:, :1], fp[:, :1] if left is None else left, result)
+    result = call("where", x > xp[:, -1:], fp[:, -1:] if right is None else right, result)
+    result = call("where", call("isnan", x), np.nan, result)
+    return call("reshape", result, shape)
 
 
 def _updated(recorded: Call) -> Any:
@@ -141,9 +141,9 @@ def _updated(recorded: Call) -> Any:
     places = call("moveaxis", recorded.whole(1), 0, 1)
     every = call("concat", [call("astype", examples, places.dtype), places], axis=0)
     values = recorded.leaves[2]
-    given = [recorded.whole(0), call("reshape", every, (every.shape[0], recorded.size * n))]
+    operands = [recorded.whole(0), call("reshape", every, (every.shape[0], recorded.size * n))]
     return recorded.again(
-        *given, values if values is None else call("reshape", recorded.whole(2), (recorded.size * n,))
+        *operands, values if values is None else call("reshape", recorded.whole(2), (recorded.size * n,))
     )
 
 

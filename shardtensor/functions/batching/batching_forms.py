@@ -21,7 +21,7 @@ from shardtensor.tensor.tensor import ShardedTensor
 
 
 class Call:
-    """One call of an operator on values of a batch, as its rule sees it.
+    """One call of an operator on values of a batch, in the form that its rule receives.
 
     Attributes:
         op: the operator.
@@ -88,12 +88,14 @@ class Call:
         layout: NamedSharding = x.sharding
         return layout.with_spec(P(layout.spec.chains_of(x.ndim)[0]))
 
-    def kept(self, made: Any) -> Any:
+    def kept(self, result: Any) -> Any:
         """Returns a result with the examples where those of an operand are."""
-        here, chains = self.beside(), made.sharding.spec.chains_of(made.ndim)
+        here, chains = self.beside(), result.sharding.spec.chains_of(result.ndim)
         used = {a for chain in chains[1:] for a in chain}
         first = tuple([a for a in here.spec.chains_of(1)[0] if a not in used])
-        return call("reshard", made, here.with_spec(P(first, *chains[1:]))) if here.mesh == made.sharding.mesh else made
+        if here.mesh != result.sharding.mesh:
+            return result
+        return call("reshard", result, here.with_spec(P(first, *chains[1:])))
 
     def numbers(self) -> Any:
         """Returns the number of each example."""
@@ -114,9 +116,9 @@ Rule = Callable[[Call], Any]
 
 def elementwise(recorded: Call) -> Any:
     """The rule of elementwise operators: the dimensions of the examples are aligned."""
-    found = recorded.leaves
-    ndim = max([recorded.ndim(k) for k in range(len(found))])
-    return recorded.again(*[recorded.wide(k, ndim) for k in range(len(found))])
+    leaves = recorded.leaves
+    ndim = max([recorded.ndim(k) for k in range(len(leaves))])
+    return recorded.again(*[recorded.wide(k, ndim) for k in range(len(leaves))])
 
 
 def over_axes(recorded: Call) -> Any:
@@ -148,10 +150,10 @@ def _of_all(recorded: Call, name: str) -> Any:
     """Returns the result of an operator along the elements of each example in row-major order."""
     size = [math.prod(recorded.shape(k)) for k in range(len(recorded.leaves))]
     flat = [call("reshape", recorded.whole(k), (recorded.size, n)) for k, n in enumerate(size)]
-    made = recorded.again(*flat, **{name: 1})
+    result = recorded.again(*flat, **{name: 1})
     if not recorded.params.get("keepdims"):
-        return made
-    return call("reshape", made, (recorded.size, *[1] * recorded.ndim()))
+        return result
+    return call("reshape", result, (recorded.size, *[1] * recorded.ndim()))
 
 
 def stacks(*core: int) -> Rule:
@@ -160,9 +162,9 @@ def stacks(*core: int) -> Rule:
     """
 
     def rule(recorded: Call) -> Any:
-        given = recorded.leaves
-        loops = max([recorded.ndim(k) - core[k] for k, x in enumerate(given) if x is not None])
-        return recorded.again(*[x if x is None else recorded.wide(k, loops + core[k]) for k, x in enumerate(given)])
+        leaves = recorded.leaves
+        loops = max([recorded.ndim(k) - core[k] for k, x in enumerate(leaves) if x is not None])
+        return recorded.again(*[x if x is None else recorded.wide(k, loops + core[k]) for k, x in enumerate(leaves)])
 
     return rule
 
@@ -175,9 +177,9 @@ def product(recorded: Call) -> Any:
     shapes = [recorded.shape(0), recorded.shape(1)]
     text = op.rule(shapes, **params) if callable(op.rule) else op.rule
     rule = parse(text[0] if isinstance(text, tuple) else text, tuple(map(len, shapes)), op.operands)
-    wanted = ["batch", *rule.result]
+    target = ["batch", *rule.result]
     # Dimensions of size 1 that are broadcast have no place in a contraction: the operand is squeezed.
-    terms, given = [], []
+    terms, factors = [], []
     for k, names in enumerate(rule.operands):
         x, ones = recorded.leaves[k], []
         for d, n in enumerate(names):
@@ -187,26 +189,26 @@ def product(recorded: Call) -> Any:
         if ones:
             x = call("squeeze", x, axis=tuple([d + recorded.batched[k] for d in ones]))
         terms.append([*["batch"] * recorded.batched[k], *[n for d, n in enumerate(names) if d not in ones]])
-        given.append(x)
-    if op.name == "vecdot" and getattr(given[0], "dtype", None) is not None and given[0].dtype.kind == "c":
-        given[0] = call("conj", given[0])
-    if set(wanted) >= {n for term in terms for n in term}:  # Nothing is added: a product with broadcasting.
-        return call("multiply", *[_aligned(x, term, wanted) for x, term in zip(given, terms, strict=True)])
+        factors.append(x)
+    if op.name == "vecdot" and getattr(factors[0], "dtype", None) is not None and factors[0].dtype.kind == "c":
+        factors[0] = call("conj", factors[0])
+    if set(target) >= {n for term in terms for n in term}:  # Nothing is added: a product with broadcasting.
+        return call("multiply", *[_aligned(x, term, target) for x, term in zip(factors, terms, strict=True)])
     # The order of a contraction: dimensions of both, of the first and of the second factor.
-    both = [n for n in wanted if n in terms[0] and n in terms[1]]
-    order = [*both, *[n for n in wanted if n in terms[0] and n not in both], *[n for n in wanted if n not in terms[0]]]
+    both = [n for n in target if n in terms[0] and n in terms[1]]
+    order = [*both, *[n for n in target if n in terms[0] and n not in both], *[n for n in target if n not in terms[0]]]
     label = {n: f"n{i}" for i, n in enumerate(dict.fromkeys([*terms[0], *terms[1]]))}
     left = ", ".join([" ".join([label[n] for n in term]) for term in terms])
-    made = call("contract", *given, rule=f"{left} -> {' '.join([label[n] for n in order])}")
-    return made if order == wanted else call("permute_dims", made, tuple([order.index(n) for n in wanted]))
+    result = call("contract", *factors, rule=f"{left} -> {' '.join([label[n] for n in order])}")
+    return result if order == target else call("permute_dims", result, tuple([order.index(n) for n in target]))
 
 
-def _aligned(x: Any, names: Sequence[str], wanted: Sequence[str]) -> Any:
+def _aligned(x: Any, names: Sequence[str], target: Sequence[str]) -> Any:
     """Returns an operand with its dimensions in the order of those of the result, and size 1 for others."""
-    found = [n for n in wanted if n in names]
-    if found != list(names):
-        x = call("permute_dims", x, tuple([names.index(n) for n in found]))
-    absent = tuple([d for d, n in enumerate(wanted) if n not in names])
+    order = [n for n in target if n in names]
+    if order != list(names):
+        x = call("permute_dims", x, tuple([names.index(n) for n in order]))
+    absent = tuple([d for d, n in enumerate(target) if n not in names])
     return call("expand_dims", x, axis=absent) if absent else x
 
 
@@ -226,11 +228,7 @@ def each(names: str, rule: Rule) -> dict[str, Rule]:
 
 def rule_of(op: Op) -> Rule | None:
     """Returns the rule of an operator; None if it has none."""
-    found = RULES.get(op.name)
-    if (
-        found is None
-        and isinstance(op.rule, str)
-        and set(op.rule.replace("->", "").replace(",", "").split()) == {"..."}
-    ):
+    rule = RULES.get(op.name)
+    if rule is None and isinstance(op.rule, str) and set(op.rule.replace("->", "").replace(",", "").split()) == {"..."}:
         return elementwise
-    return found
+    return rule

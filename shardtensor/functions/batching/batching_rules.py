@@ -23,15 +23,15 @@ def _matmul(recorded: Call) -> Any:
     is_stacked = all(recorded.batched) and min(ndims) >= 2
     if max(ndims) <= 2 and not is_stacked:
         return product(recorded)
-    given = []
+    operands = []
     for k, (n, axis) in enumerate(zip(ndims, (-2, -1), strict=True)):
         x = call("expand_dims", recorded.whole(k), axis=axis) if n == 1 else recorded.leaves[k]
         more = max(ndims) - max(n, 2)
         is_batched = recorded.batched[k] or n == 1
-        given.append(call("reshape", x, (x.shape[0], *[1] * more, *x.shape[1:])) if is_batched and more else x)
+        operands.append(call("reshape", x, (x.shape[0], *[1] * more, *x.shape[1:])) if is_batched and more else x)
     gone = tuple([axis for n, axis in zip(ndims, (-2, -1), strict=True) if n == 1])
-    made = recorded.again(*given)
-    return call("squeeze", made, axis=gone) if gone else made
+    result = recorded.again(*operands)
+    return call("squeeze", result, axis=gone) if gone else result
 
 
 def _reshape(recorded: Call) -> Any:
@@ -126,8 +126,8 @@ def _quantiles(recorded: Call) -> Any:
     axes = tuple([a + 1 for a in reduced_axes(recorded.params["axis"], recorded.ndim())])
     q, shape = recorded.operands[1], recorded.shape(1)
     if not recorded.batched[1]:
-        made = recorded.again(recorded.whole(0), q, axis=axes)
-        return call("moveaxis", made, len(shape), 0) if shape else made
+        result = recorded.again(recorded.whole(0), q, axis=axes)
+        return call("moveaxis", result, len(shape), 0) if shape else result
     x = recorded.whole(0)
     if recorded.op.name == "quantile" and x.dtype.kind in "iuf" and all(x.shape[a] for a in axes):
         return _quantiles_of_each(recorded, x, axes)
@@ -160,30 +160,30 @@ def _quantiles_of_each(recorded: Call, x: Any, axes: tuple[int, ...]) -> Any:
     dtype = np.quantile(np.ones(1, x.dtype), np.zeros(1, q.dtype), method=method).dtype
     a, b = [call("astype", call("take_along_axis", ordered, k, axis=-1), dtype) for k in ranks]
     weight = call("astype", at - before, dtype)
-    found = a
+    result = a
     if method not in _ELEMENTS:
-        found = call("where", weight >= 0.5, b - (b - a) * (1 - weight), a + (b - a) * weight)
+        result = call("where", weight >= 0.5, b - (b - a) * (1 - weight), a + (b - a) * weight)
     if x.dtype.kind == "f":
-        found = call("where", call("isnan", ordered[..., -1:]), np.nan, found)
-    found = call("moveaxis", found, -1, 1)
+        result = call("where", call("isnan", ordered[..., -1:]), np.nan, result)
+    result = call("moveaxis", result, -1, 1)
     if recorded.params["keepdims"]:
         rest = [1 if a in axes else x.shape[a] for a in range(1, x.ndim)]
-    return call("reshape", found, (recorded.size, *shape, *rest))
+    return call("reshape", result, (recorded.size, *shape, *rest))
 
 
 def _crossed(recorded: Call) -> Any:
     p, ndims = recorded.params, (recorded.ndim(0), recorded.ndim(1))
     axes = [p["axisa"], p["axisb"], p["axisc"]] if p["axis"] is None else [p["axis"]] * 3
-    given = []
+    operands = []
     for k in range(2):
         x = recorded.whole(k)
         x = call("moveaxis", x, normalize_axis(axes[k], ndims[k]) + 1, -1)
         more = max(ndims) - ndims[k]
-        given.append(call("reshape", x, (recorded.size, *[1] * more, *x.shape[1:])) if more else x)
-    made = recorded.again(*given, axisa=-1, axisb=-1, axisc=-1, axis=None)
-    if made.ndim - 1 < max(ndims):  # Vectors of two elements give numbers.
-        return made
-    return call("moveaxis", made, -1, normalize_axis(axes[2], made.ndim - 1) + 1)
+        operands.append(call("reshape", x, (recorded.size, *[1] * more, *x.shape[1:])) if more else x)
+    result = recorded.again(*operands, axisa=-1, axisb=-1, axisc=-1, axis=None)
+    if result.ndim - 1 < max(ndims):  # Vectors of two elements give numbers.
+        return result
+    return call("moveaxis", result, -1, normalize_axis(axes[2], result.ndim - 1) + 1)
 
 
 def _filled(recorded: Call) -> Any:
@@ -192,8 +192,8 @@ def _filled(recorded: Call) -> Any:
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dtype, device = recorded.params["dtype"] or number.dtype, recorded.params["device"]
     wide = call("reshape", number, (recorded.size, *[1] * len(shape)))
-    made = call("broadcast_to", call("astype", wide, dtype), (recorded.size, *shape))
-    return made if device is None else call("reshard", made, recorded.layout(device, len(shape)))
+    result = call("broadcast_to", call("astype", wide, dtype), (recorded.size, *shape))
+    return result if device is None else call("reshard", result, recorded.layout(device, len(shape)))
 
 
 def _filled_like(recorded: Call) -> Any:
@@ -299,9 +299,9 @@ def _as_array(recorded: Call) -> Any:
             return call("stack", list(map(stacked, x)), axis=1)
         return recorded.whole(next(numbers))
 
-    made = call("asarray", stacked(recorded.operands[0]), recorded.params["dtype"], copy=recorded.params["copy"])
+    result = call("asarray", stacked(recorded.operands[0]), recorded.params["dtype"], copy=recorded.params["copy"])
     device = recorded.params["device"]
-    return made if device is None else call("reshard", made, recorded.layout(device, made.ndim - 1))
+    return result if device is None else call("reshard", result, recorded.layout(device, result.ndim - 1))
 
 
 rows(

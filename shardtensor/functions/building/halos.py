@@ -259,13 +259,13 @@ def _lines_copied(operands: Sequence[Operand], mesh: Mesh, *, axis: int, lines: 
     ]
 
     def whole(*arrays: Any) -> Any:
-        made, at = memory_pool.empty(shape, arrays[1].dtype), (slice(None),) * axis
+        result, at = memory_pool.empty(shape, arrays[1].dtype), (slice(None),) * axis
         for array, own in zip(arrays, (lines, kept), strict=True):
             for line in own:
                 end = line.start + (line.end - line.begin) * line.step
                 source = slice(line.start, None if end < 0 else end, line.step)
-                made[(*at, slice(line.begin, line.end))] = array[(*at, source)]
-        return made
+                result[(*at, slice(line.begin, line.end))] = array[(*at, source)]
+        return result
 
     return DataMovement(shape, layout_of(operands[1], mesh), regions, whole, copies=True)
 

@@ -276,10 +276,10 @@ def _arg_merge(better: str) -> Merge:
 def _arg_together(best: str) -> Callable[..., Any]:
     def together(xp: Any, values: Any, indices: Any, dtype: Any) -> Any:
         value = getattr(xp, best)(values, axis=0)
-        found = xp.equal(values, value)
+        is_best = xp.equal(values, value)
         if may_be_nan(xp, values):
-            found = xp.logical_or(found, xp.isnan(values))  # A NaN is the best of all, if there is one.
-        return value, xp.min(xp.where(found, indices, np.iinfo(np.int64).max), axis=0)
+            is_best = xp.logical_or(is_best, xp.isnan(values))  # A NaN is the best of all, if there is one.
+        return value, xp.min(xp.where(is_best, indices, np.iinfo(np.int64).max), axis=0)
 
     return together
 
@@ -372,7 +372,7 @@ def norm_finish(xp: Any, context: ShardContext, state: Any, *, ord: Any, **param
 # -- reductions by ufuncs: the state is (position of the name in `FOLDS`, array)
 
 FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logaddexp2", "logical_xor")
-"""The associative ufuncs that have a neutral element, and whose reductions are no operators of their own."""
+"""The associative ufuncs that have a neutral element, and whose reductions are not operators."""
 
 
 def _fold_partial(xp: Any, context: ShardContext, x: Any, *, ufunc: str, **params: Any) -> Any:

@@ -81,8 +81,8 @@ def scatter_add_each(at: ArrayLike, values: ArrayLike, /, *, size: int) -> Shard
 def _scatter_add_each(xp: Any, context: ShardContext | None, at: Any, values: Any, *, size: int) -> Any:
     n, ndim = at.shape[0], len(at.shape)
     shift = xp.reshape(xp.arange(n, dtype=_INT) * size, (n, *[1] * (ndim - 1)))
-    made = _scatter_add(xp, None, xp.asarray(at, dtype=_INT) + shift, values, size=n * size)
-    return xp.reshape(made, (n, size, *values.shape[ndim:]))
+    result = _scatter_add(xp, None, xp.asarray(at, dtype=_INT) + shift, values, size=n * size)
+    return xp.reshape(result, (n, size, *values.shape[ndim:]))
 
 
 @implements(scatter_add, "kernel")
@@ -92,8 +92,8 @@ def _scatter_add(xp: Any, context: ShardContext | None, at: Any, values: Any, *,
     at, values = xp.reshape(xp.asarray(at, dtype=_INT), (count,)), xp.reshape(values, (count, *rest))
     if xp is np:
         return added_on_host(at, values, size)
-    made = own_kernel(xp, "added_rows", at, values, size)
-    return _added(xp, at, values, size) if made is None else made
+    result = own_kernel(xp, "added_rows", at, values, size)
+    return _added(xp, at, values, size) if result is None else result
 
 
 def _added(xp: Any, at: Any, values: Any, size: int) -> Any:
@@ -101,10 +101,10 @@ def _added(xp: Any, at: Any, values: Any, size: int) -> Any:
     of the same place, in as many passes as the number of rows of one place has bits. Differences of running sums over
     all rows would lose bits.
     """
-    made = xp.zeros((size + 1, *values.shape[1:]), dtype=values.dtype)
+    result = xp.zeros((size + 1, *values.shape[1:]), dtype=values.dtype)
     count = at.shape[0]
     if not count:
-        return made[:size]
+        return result[:size]
     order = xp.argsort(at, stable=True)
     places, total = at[order], values[order]
     numbers = xp.arange(count)
@@ -115,8 +115,8 @@ def _added(xp: Any, at: Any, values: Any, size: int) -> Any:
         total = xp.concat([total[:step], xp.where(adds, later + total[:-step], later)])
     # The last row of each place is its sum; the others are written to one more row.
     last = xp.concat([places[1:] != places[:-1], xp.ones(1, dtype=xp.bool)])
-    made[xp.where(last, places, size)] = total
-    return made[:size]
+    result[xp.where(last, places, size)] = total
+    return result[:size]
 
 
 # -- on the host -----------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def _added(xp: Any, at: Any, values: Any, size: int) -> Any:
 
 def added_on_host(at: Any, values: Any, size: int) -> Any:
     """Adds rows on the host, in the order in which they are given."""
-    made = np.zeros((size, *values.shape[1:]), values.dtype)
+    result = np.zeros((size, *values.shape[1:]), values.dtype)
     if values.ndim == 1:  # NumPy adds elements in place in less time than it sorts them.
-        np.add.at(made, at, values)
+        np.add.at(result, at, values)
     elif values.size:
         order = np.argsort(at, kind="stable")
         places, sums = _sums_of_equal(at[order], values, order)
-        made[places] = sums
-    return made
+        result[places] = sums
+    return result
 
 
 def added_by_parts(at: Any, values: Any, part: Any, merges: Rounds, size: int) -> Any:
@@ -146,9 +146,9 @@ def added_by_parts(at: Any, values: Any, part: Any, merges: Rounds, size: int) -
             merged before.
         size: the number of rows of the result.
     """
-    made = np.zeros((size, *values.shape[1:]), values.dtype)
+    result = np.zeros((size, *values.shape[1:]), values.dtype)
     if not values.size:
-        return made
+        return result
     count = int(part.max()) + 1
     keys = at.astype(_INT) * count + part
     order = np.argsort(keys, kind="stable")
@@ -166,8 +166,8 @@ def added_by_parts(at: Any, values: Any, part: Any, merges: Rounds, size: int) -
         kept = np.ones(len(rows), np.bool_)
         kept[earlier + 1] = False
         rows, places, part = rows[kept], places[kept], part[kept]
-    made[places] = sums[rows]
-    return made
+    result[places] = sums[rows]
+    return result
 
 
 def _sums_of_equal(keys: Any, values: Any, order: Any) -> tuple[Any, Any]:

@@ -29,8 +29,8 @@ def _in_double(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the kernel that computes in float64."""
 
     def kernel(xp: Any, context: ShardContext | None, x: Any, *more: Any) -> Any:
-        found = compute(xp, *[xp.asarray(a, dtype=_DOUBLE) for a in (x, *more)])
-        return xp.asarray(found, dtype=x.dtype if context is None else context.dtype)
+        result = compute(xp, *[xp.asarray(a, dtype=_DOUBLE) for a in (x, *more)])
+        return xp.asarray(result, dtype=x.dtype if context is None else context.dtype)
 
     return kernel
 
@@ -64,8 +64,8 @@ def _i1(xp: Any, x: Any) -> Any:
     square, total = near * near * 0.25, 0.0
     for k in range(30, 0, -1):  # The terms are positive, so that none cancel.
         total = (total + 1.0) * square / (k * (k + 1.0))
-    found = xp.exp(far) / xp.sqrt(far) * _sum_of(_FAR, 16.0 / far - 1.0)
-    return xp.where(size < 8, near * 0.5 * (total + 1.0), xp.where(x < 0, 0.0 - found, found))
+    far_value = xp.exp(far) / xp.sqrt(far) * _sum_of(_FAR, 16.0 / far - 1.0)
+    return xp.where(size < 8, near * 0.5 * (total + 1.0), xp.where(x < 0, 0.0 - far_value, far_value))
 
 
 implements(bessel_i1, "kernel")(_in_double("bessel_i1", _i1))
@@ -128,13 +128,13 @@ _LAST_TERM = 2000
 def _slope(xp: Any, a: Any, x: Any) -> Any:
     usual = (a > 0) & (a < _GREAT) & (x > 0)
     in_series = (x <= 1) | (x <= a)
-    made = xp.where(xp.isnan(a), math.nan, 0.0 * a)
+    slope = xp.where(xp.isnan(a), math.nan, 0.0 * a)
     for chosen, method in ((usual & in_series, _of_series), (usual & ~in_series, _of_fraction)):
         if xp.any(chosen):
-            given = [xp.where(chosen, v, 1.0) for v in (a, x)]
-            made = xp.where(chosen, method(xp, *given), made)
+            arguments = [xp.where(chosen, v, 1.0) for v in (a, x)]
+            slope = xp.where(chosen, method(xp, *arguments), slope)
     great = (a >= _GREAT) & xp.isfinite(a)
-    return xp.where(great, _of_great(xp, xp.where(great, a, _GREAT), x), made)
+    return xp.where(great, _of_great(xp, xp.where(great, a, _GREAT), x), slope)
 
 
 def _of_series(xp: Any, a: Any, x: Any) -> Any:

@@ -2,7 +2,11 @@
 
 A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. A module that declares operators
 names the module of their rows: ``_DERIVATIVES = "of_elementwise"``. An operator that is composed of others needs no
-row: its operators have some. Rows call operators only, and know neither tapes nor interpreters.
+row: its operators have some. `cotangents` has what rows do with the cotangents that they get.
+
+The derivative of an operator is decided here; when it is called is decided in
+`shardtensor.interpreters.differentiation`, which calls `derivative_of`. Rows call operators only: tapes and
+interpreters must not be imported here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rows of derivatives do with cotangents: sizes, dtypes, and contributions to a part of a value.
+"""Operations of the rows of derivatives on cotangents: sizes, dtypes, and contributions to a part of a value.
 
 A cotangent has the dimensions of its value. It may have size 1 along dimensions along which it is constant, so that the
 transpose of a sum computes nothing.
@@ -25,13 +25,13 @@ FLOAT0 = np.dtype([("float0", np.void, 0)])
 
 
 class Call:
-    """One call of an operator, as its derivative sees it.
+    """One call of an operator, in the form that its derivative receives.
 
     Attributes:
         op: the operator.
         params: the values of its parameters, by name.
         active: for each leaf of the operands, whether its cotangent is wanted.
-        kinds: for each leaf of the operands its aval; for one that is no tensor, the object itself.
+        kinds: for each leaf of the operands its aval; for one that is not a tensor, the object itself.
         results: likewise for each leaf of the result.
         saved: the values that the derivative has asked for, by name.
         tree: the operands with ``kinds`` in place of their leaves, if some of them are trees; otherwise None.
@@ -55,15 +55,15 @@ class Call:
         """Returns the result of the operator, with the operands that are saved, and tangents for the leaves of the
         others, where None stands for zeros.
         """
-        given, made = iter(zip(tangents, self.kinds, strict=True)), []
+        pairs, operands = iter(zip(tangents, self.kinds, strict=True)), []
         for k, operand in enumerate(self.kinds if self.tree is None else self.tree):
-            mine = [next(given) for _ in leaves(operand)]
+            mine = [next(pairs) for _ in leaves(operand)]
             name = self.op.operands[0 if self.op.signature.variadic else k]
             if name in self.saved:
-                made.append(self.saved[name])
+                operands.append(self.saved[name])
             else:
-                made.append(replaced(operand, [_zeros(kind) if t is None else t for t, kind in mine]))
-        return self.again(*made)
+                operands.append(replaced(operand, [_zeros(kind) if t is None else t for t, kind in mine]))
+        return self.again(*operands)
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """Returns the result of a sum or a product, the operator ``name``, which is the cotangent of one operand.

@@ -71,22 +71,22 @@ class Elementwise(Derivative):
         """The arguments of the factors of operands that have a gradient."""
         if len(self.names) == 1:
             return self.names[0]
-        found: dict[str, None] = {}
+        saved: dict[str, None] = {}
         for is_active, names in zip(active, self.names, strict=True):
             if is_active and names:
-                found.update(dict.fromkeys(names))
-        return tuple(found)
+                saved.update(dict.fromkeys(names))
+        return tuple(saved)
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Multiplies the cotangent by the factors."""
-        made: list[Any] = []
+        cotangents: list[Any] = []
         for k, (factor, names) in enumerate(zip(self.factors, self.names, strict=True)):
             if factor is None or not call.active[k]:
-                made.append(None)
+                cotangents.append(None)
                 continue
             product = factor(g, *[call.saved[n] for n in names])
-            made.append(None if product is None else unbroadcast(product, call, k))
-        return made
+            cotangents.append(None if product is None else unbroadcast(product, call, k))
+        return cotangents
 
     def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
         """Adds up the products of the tangents and the factors."""
@@ -141,10 +141,10 @@ class General(Derivative):
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Calls the function."""
-        found = self.function(g, call)
-        if type(found) is not list:
-            return [found, *[None] * (len(call.active) - 1)]
-        return found
+        cotangents = self.function(g, call)
+        if type(cotangents) is not list:
+            return [cotangents, *[None] * (len(call.active) - 1)]
+        return cotangents
 
     def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
         """Calls the function for tangents, if there is one."""
@@ -202,7 +202,7 @@ class Recording(Derivative):
 
 
 class Zero(Derivative):
-    """The derivative of an operator that is constant almost everywhere, or whose results are no real numbers."""
+    """The derivative of an operator that is constant almost everywhere, or whose results are not real numbers."""
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Returns no cotangents."""

@@ -144,7 +144,7 @@ def _of_abs(g: Any, x: Any) -> Any:
 
 
 def _of_sign(g: Any, recorded: Call) -> Any:
-    """The sign of a complex number is its direction, which is no holomorphic function."""
+    """The sign of a complex number is its direction, which is not a holomorphic function."""
     x = recorded.saved["x"]
     if not _is_complex(x):
         return None

@@ -17,14 +17,14 @@ from shardtensor.tensor.value import reduced
 def _of_halos(g: Any, recorded: Call) -> Any:
     """Adds the halos along one dimension after another: so the corners reach their places, too."""
     kind = reduced(recorded.kinds[0])
-    made = _joined(g if isinstance(g, list) else [g], recorded)
+    result = _joined(g if isinstance(g, list) else [g], recorded)
     for axis, depth in enumerate(recorded.params["depth"]):
         if not depth:
             continue
         lines = lines_of_halos(kind, depth, recorded.params["boundary"], axis)
-        shape = (*made.shape[:axis], kind.shape[axis], *made.shape[axis + 1 :])
-        made = _added(made, call("zeros", shape, dtype=made.dtype, device=made.sharding), axis, lines)
-    return made
+        shape = (*result.shape[:axis], kind.shape[axis], *result.shape[axis + 1 :])
+        result = _added(result, call("zeros", shape, dtype=result.dtype, device=result.sharding), axis, lines)
+    return result
 
 
 def _added(g: Any, zeros: Any, axis: int, lines: Sequence[Line]) -> Any:
@@ -55,16 +55,16 @@ def _joined(parts: Sequence[Any], recorded: Call) -> Any:
 
 def _turned(lines: Sequence[Line], axis: int) -> list[Line]:
     """Returns lines from the copies to the elements that were copied, in the order of these."""
-    made: list[Line] = []
+    result: list[Line] = []
     for line in lines:
         count = line.end - line.begin
         if line.source is None:  # One element was copied several times.
-            made += [Line(line.start, line.start + 1, axis, line.begin + k) for k in range(count)]
+            result += [Line(line.start, line.start + 1, axis, line.begin + k) for k in range(count)]
         elif line.step < 0:
-            made.append(Line(line.start - count + 1, line.start + 1, axis, line.end - 1, -1))
+            result.append(Line(line.start - count + 1, line.start + 1, axis, line.end - 1, -1))
         else:
-            made.append(Line(line.start, line.start + count, axis, line.begin))
-    return sorted(made)
+            result.append(Line(line.start, line.start + count, axis, line.begin))
+    return sorted(result)
 
 
 def _layers(lines: Sequence[Line]) -> list[tuple[Line, ...]]:
@@ -80,15 +80,15 @@ def _layers(lines: Sequence[Line]) -> list[tuple[Line, ...]]:
 
 def _of_copied_lines(g: Any, recorded: Call) -> list[Any]:
     axis, lines = recorded.params["axis"], recorded.params["lines"]
-    made: list[Any] = [None, None]
+    cotangents: list[Any] = [None, None]
     g = whole(g, recorded.results[0])
     zeros = [zeros_of(kind, g.dtype) for kind in recorded.kinds]
     if recorded.active[0]:
-        made[0] = _added(g, zeros[0], axis, lines)
+        cotangents[0] = _added(g, zeros[0], axis, lines)
     if recorded.active[1]:
         here = tuple([Line(line.begin, line.end, axis, line.begin) for line in lines])
-        made[1] = call("lines_copied", (zeros[1], g), axis, here)
-    return made
+        cotangents[1] = call("lines_copied", (zeros[1], g), axis, here)
+    return cotangents
 
 
 rows(

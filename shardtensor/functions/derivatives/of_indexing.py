@@ -108,10 +108,10 @@ def _of_gather(g: Any, recorded: Call) -> list[Any]:
     entries = _entries(index)
     which = [d for d, entry in enumerate(entries) if not (type(entry) is slice and entry == slice(None))]
     if len(which) == 1 and _is_integers(entries[which[0]]):  # Rows of a table: no number of an element is needed.
-        made = _of_rows(whole(g, recorded.results[0]), recorded, entries[which[0]], which[0])
+        cotangent = _of_rows(whole(g, recorded.results[0]), recorded, entries[which[0]], which[0])
     else:
-        made = scattered(g, recorded, lambda places: places[index])
-    return [made, *[None] * (len(recorded.active) - 1)]
+        cotangent = scattered(g, recorded, lambda places: places[index])
+    return [cotangent, *[None] * (len(recorded.active) - 1)]
 
 
 def _of_rows(g: Any, recorded: Call, at: Any, axis: int) -> Any:
@@ -131,15 +131,15 @@ def _of_setitem(g: Any, recorded: Call) -> list[Any]:
     which zeros are written: in place if nothing else holds it.
     """
     index = recorded.saved["index"]
-    made: list[Any] = [None] * len(recorded.active)
+    cotangents: list[Any] = [None] * len(recorded.active)
     g = whole(g, recorded.results[0])
     if recorded.active[1]:
-        made[1] = _of_assigned(g, recorded, index)
+        cotangents[1] = _of_assigned(g, recorded, index)
     if recorded.active[0]:
         g = mark_array(call("copy", g))
         bind_into(g, OPS["setitem"], (g, 0, index), ())
-        made[0] = g
-    return made
+        cotangents[0] = g
+    return cotangents
 
 
 def _of_assigned(g: Any, recorded: Call, index: Any) -> Any:
@@ -174,9 +174,9 @@ def _is_last_of(at: Any, n: int) -> Any:
 
 def _is_last_on_host(at: Any, n: int) -> Any:
     """Returns which of some indices are the last ones of their number, in time that does not depend on n."""
-    made = np.zeros(at.size, np.bool_)
-    made[at.size - 1 - np.unique(at.reshape(-1)[::-1] % n, return_index=True)[1]] = True
-    return made.reshape(at.shape)
+    mask = np.zeros(at.size, np.bool_)
+    mask[at.size - 1 - np.unique(at.reshape(-1)[::-1] % n, return_index=True)[1]] = True
+    return mask.reshape(at.shape)
 
 
 def of_elements_along(g: Any, indices: Any, axis: int, shape: Shape) -> Any:

@@ -91,11 +91,11 @@ def _conjugated(function: Callable[[Sequence[Any], Call], Any], *saved: str) -> 
     def transposed(g: Any, recorded: Call) -> Any:
         if 0 in shape_of(recorded.kinds[0]):
             return None
-        given = g if type(g) is list else [g]
-        pairs = zip(given, recorded.results, strict=True)
-        found = function([None if g is None else _conj(whole(g, kind)) for g, kind in pairs], recorded)
-        made = found if type(found) is list else [found]
-        return [None if g is None else _conj(g) for g in made] + [None] * (len(recorded.kinds) - len(made))
+        gs = g if type(g) is list else [g]
+        pairs = zip(gs, recorded.results, strict=True)
+        result = function([None if g is None else _conj(whole(g, kind)) for g, kind in pairs], recorded)
+        cotangents = result if type(result) is list else [result]
+        return [None if g is None else _conj(g) for g in cotangents] + [None] * (len(recorded.kinds) - len(cotangents))
 
     return vjp(transposed, *saved)
 
@@ -113,19 +113,19 @@ def _of_solution(g: Any, recorded: Call) -> list[Any]:
     x1, y = recorded.saved["x1"], recorded.saved["y"]
     g, is_vector = whole(g, recorded.results[0]), len(shape_of(recorded.kinds[1])) == 1
     columns = call("expand_dims", g, axis=-1) if is_vector else g
-    found = call("solve", _transpose(x1), columns)
-    found = call("squeeze", found, axis=-1) if is_vector else found
+    solution = call("solve", _transpose(x1), columns)
+    solution = call("squeeze", solution, axis=-1) if is_vector else solution
     of_matrix = None
     if recorded.active[0]:
-        ndim, stack = len(shape_of(recorded.kinds[0])), found.shape[: found.ndim - 2 + is_vector]
+        ndim, stack = len(shape_of(recorded.kinds[0])), solution.shape[: solution.ndim - 2 + is_vector]
         names = [f"s{d}" for d in range(len(stack))]
         kept, k = names[len(names) + 2 - ndim :] if ndim > 2 else [], [] if is_vector else ["k"]
         text = [" ".join(term) for term in ([*names, "i", *k], [*names, "j", *k], [*kept, "i", "j"])]
         shape = (*stack[len(names) - len(kept) :], *shape_of(x1)[-2:])
         number = 0 if shape == shape_of(recorded.kinds[0]) else -1
         rule = f"{text[0]}, {text[1]} -> {text[2]}"
-        of_matrix = unbroadcast(recorded.add_up(number, "contract", -found, y, rule=rule), recorded, 0, shape)
-    return [of_matrix, unbroadcast(found, recorded, 1, g.shape) if recorded.active[1] else None]
+        of_matrix = unbroadcast(recorded.add_up(number, "contract", -solution, y, rule=rule), recorded, 0, shape)
+    return [of_matrix, unbroadcast(solution, recorded, 1, g.shape) if recorded.active[1] else None]
 
 
 def _of_determinant(g: Any, recorded: Call) -> Any:
@@ -204,13 +204,13 @@ def _of_cut_inverse(g: Any, g_values: Any, x: Any, rtol: Any) -> Any:
     middle = (falls * (inner + _adjoint(inner)) + rises * (inner - _adjoint(inner))) / 2
     if g_values is not None:
         middle = middle + call("where", _identity(s), _columns(g_values), 0)
-    found = _product(left, middle, _adjoint(right))
+    result = _product(left, middle, _adjoint(right))
     if x.shape[-2] > x.shape[-1]:
-        found = found + _product((_product(g, right) - _product(left, inner)) * _columns(f * f), _adjoint(right))
+        result = result + _product((_product(g, right) - _product(left, inner)) * _columns(f * f), _adjoint(right))
     elif x.shape[-2] < x.shape[-1]:
         more = _product(_adjoint(left), g) - _product(inner, _adjoint(right))
-        found = found + _product(left * _columns(f * f), more)
-    return found
+        result = result + _product(left * _columns(f * f), more)
+    return result
 
 
 def _last(x: Any) -> Any:

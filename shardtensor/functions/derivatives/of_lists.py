@@ -13,7 +13,7 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.value import Aval
 
 
-def _joined(found: Any, recorded: Call) -> Any:
+def _joined(parts: Any, recorded: Call) -> Any:
     """Returns the cotangent of a tensor that was split: the parts side by side, or their sum where they were equal.
 
     The parts of devices that held the same elements are partial sums, which are combined once.
@@ -25,7 +25,7 @@ def _joined(found: Any, recorded: Call) -> Any:
     silent = tuple([a for a in mesh.axis_names if a in axes and a not in split and mesh.shape[a] > 1])
     rest = tuple([a for a in mesh.axis_names if a not in axes])
     gs: list[Any] = []
-    for g, part in zip(found if type(found) is list else [found], recorded.results, strict=True):
+    for g, part in zip(parts if type(parts) is list else [parts], recorded.results, strict=True):
         g = zeros_of(part) if g is None else whole(g, part)
         if g.sharding != part.sharding:
             g = call("transfer_to", g, part.sharding, "grad", committed=True)

@@ -53,13 +53,13 @@ def _of_truncated_normal(g: Any, recorded: Call) -> list[Any]:
         return call("where", around, _ROOT - tails[i] - tails[j], call("abs", tails[i] - tails[j]))
 
     interval = between(0, 2)
-    made: list[Any] = []
+    cotangents: list[Any] = []
     for end, part in ((lower, between(1, 2)), (upper, between(0, 1))):
         is_finite = call("isfinite", end)
         finite = call("where", is_finite, end, 0.0)
         slope = call("exp", (x - finite) * (x + finite) / 2) * (part / interval)
-        made.append(call("where", is_finite, g * slope, 0.0))
-    return [unbroadcast(made[k], recorded, k) if recorded.active[k] else None for k in range(2)] + [None]
+        cotangents.append(call("where", is_finite, g * slope, 0.0))
+    return [unbroadcast(cotangents[k], recorded, k) if recorded.active[k] else None for k in range(2)] + [None]
 
 
 _ROOT = float(np.sqrt(2 * np.pi))
@@ -107,11 +107,11 @@ def _of_interpolation(g: Any, recorded: Call) -> list[Any]:
 
     def added(to: Any, kind: Any) -> Any:
         parts = to * (1 - share), to * share
-        made = [
+        sums = [
             scatter_add(_flat(k), _flat(cast_to(part, kind)), size=n)
             for k, part in zip((at, behind), parts, strict=True)
         ]
-        return made[0] + made[1]
+        return sums[0] + sums[1]
 
     kinds = recorded.kinds
     return [
@@ -138,8 +138,8 @@ def _of_histogram(g: Any, recorded: Call) -> list[Any]:
     at = call("searchsorted", edges, x, side="right") - 1
     at = call("where", x == edges[-1], count - 1, at)
     is_counted = call("logical_and", at >= 0, at < count)
-    found = call("take", whole(g, recorded.results[0]), call("clip", at, 0, count - 1))
-    return [None, None, call("where", is_counted, found, 0)]
+    of_bins = call("take", whole(g, recorded.results[0]), call("clip", at, 0, count - 1))
+    return [None, None, call("where", is_counted, of_bins, 0)]
 
 
 rows(

@@ -42,14 +42,14 @@ def _moved_back(g: Any, recorded: Call) -> Any:
 def _parts(g: Any, recorded: Call) -> list[Any]:
     """Returns the parts of a cotangent that belong to the joined arrays."""
     axis = normalize_axis(recorded.params["axis"], g.ndim)
-    g, made, begin = whole(g, recorded.results[0]), [], 0
+    g, parts, begin = whole(g, recorded.results[0]), [], 0
     if (shards := shards_of(g, recorded)) is not None:
         return shards
     for is_active, kind in zip(recorded.active, recorded.kinds, strict=True):
         end = begin + shape_of(kind)[axis]
-        made.append(g[(slice(None),) * axis + (slice(begin, end),)] if is_active else None)
+        parts.append(g[(slice(None),) * axis + (slice(begin, end),)] if is_active else None)
         begin = end
-    return made
+    return parts
 
 
 def _items(g: Any, recorded: Call) -> list[Any]:
@@ -84,9 +84,9 @@ def _padded_by_zeros(tangents: Sequence[Any], recorded: Call) -> Any:
 def _total(g: Any, recorded: Call) -> Any:
     """Returns the cotangent of the number with which an array is filled."""
     number = len(recorded.kinds) - 1
-    made: list[Any] = [None] * len(recorded.kinds)
-    made[number] = unbroadcast(g, recorded, number)
-    return made
+    cotangents: list[Any] = [None] * len(recorded.kinds)
+    cotangents[number] = unbroadcast(g, recorded, number)
+    return cotangents
 
 
 def _of_nothing(g: Any, recorded: Call) -> Any:
@@ -96,12 +96,12 @@ def _of_nothing(g: Any, recorded: Call) -> Any:
 def _along_grid(g: Any, recorded: Call) -> list[Any]:
     """Returns the cotangent of one of the arrays that span a grid."""
     which, axes = recorded.params["which"], recorded.params["axes"]
-    made: list[Any] = [None] * len(recorded.kinds)
+    cotangents: list[Any] = [None] * len(recorded.kinds)
     over = shape_of(recorded.results[0])
     gone = tuple([d for d in range(len(over)) if d != axes[which]])
     count = math.prod([over[d] for d in gone if g.shape[d] == 1])
-    made[which] = call("sum", g, axis=gone) * count
-    return made
+    cotangents[which] = call("sum", g, axis=gone) * count
+    return cotangents
 
 
 rows(

@@ -61,8 +61,8 @@ def _of_quantiles(g: Any, recorded: Call, *, skip_nan: bool) -> list[Any]:
     of_lines = None
     for part, place in ((_share(g, weight, True), first), (_share(g, weight, False), last)):
         if part is not None:
-            made = of_elements_along(part, place, -1, lines.shape)
-            of_lines = made if of_lines is None else of_lines + made
+            of_part = of_elements_along(part, place, -1, lines.shape)
+            of_lines = of_part if of_lines is None else of_lines + of_part
     back = call("permute_dims", call("reshape", of_lines, [x.shape[d] for d in order]), np.argsort(order).tolist())
     of_q = None
     if len(recorded.active) > 1 and recorded.active[1] and method in _LINEAR:

@@ -60,31 +60,31 @@ def _factor(g: Any, recorded: Call, rule: Rule, k: int) -> Any:
     g, of_g = _without_ones(g, rule.result)
     other, of_other = _without_ones(other, rule.operands[1 - k])
     # The sum over dimensions along which the operand was broadcast; it gets them back in the end.
-    wanted = [n for n, size in zip(mine, shape, strict=True) if not (size == 1 and n.startswith("..."))]
-    wanted = [n for n in wanted if n in of_g or n in of_other]
-    g, of_g = _summed(g, of_g, [*wanted, *of_other])
-    other, of_other = _summed(other, of_other, [*wanted, *of_g])
-    both, own = [n for n in wanted if n in of_g and n in of_other], [n for n in wanted if n not in of_other]
-    theirs = [n for n in wanted if n not in of_g]
-    if [*both, *own, *theirs] != wanted and [*both, *theirs, *own] == wanted:
+    target = [n for n, size in zip(mine, shape, strict=True) if not (size == 1 and n.startswith("..."))]
+    target = [n for n in target if n in of_g or n in of_other]
+    g, of_g = _summed(g, of_g, [*target, *of_other])
+    other, of_other = _summed(other, of_other, [*target, *of_g])
+    both, own = [n for n in target if n in of_g and n in of_other], [n for n in target if n not in of_other]
+    theirs = [n for n in target if n not in of_g]
+    if [*both, *own, *theirs] != target and [*both, *theirs, *own] == target:
         g, of_g, other, of_other, own, theirs = other, of_other, g, of_g, theirs, own
     order = [*both, *own, *theirs]
     if not of_g or not of_other:
-        made, order = g * other, [*of_g, *of_other]
+        result, order = g * other, [*of_g, *of_other]
     else:
         label = {n: f"n{i}" for i, n in enumerate(dict.fromkeys([*of_g, *of_other]))}
         terms = [" ".join([label[n] for n in names]) for names in (of_g, of_other, order)]
-        fits = order == wanted and len(wanted) == len(shape)
+        fits = order == target and len(target) == len(shape)
         text = f"{terms[0]}, {terms[1]} -> {terms[2]}"
-        made = recorded.add_up(k if fits else -1, "contract", g, other, rule=text)
-    if order != wanted:
-        made = call("permute_dims", made, tuple([order.index(n) for n in wanted]))
-    if made.ndim != len(shape):
-        sizes = dict(zip(wanted, made.shape, strict=True))
-        made = call("reshape", made, tuple([sizes.get(n, 1) for n in mine]))
-    if conjugates and k == 0 and made.dtype.kind == "c":
-        made = call("conj", made)
-    return made if made.shape == shape else call("broadcast_to", made, shape)
+        result = recorded.add_up(k if fits else -1, "contract", g, other, rule=text)
+    if order != target:
+        result = call("permute_dims", result, tuple([order.index(n) for n in target]))
+    if result.ndim != len(shape):
+        sizes = dict(zip(target, result.shape, strict=True))
+        result = call("reshape", result, tuple([sizes.get(n, 1) for n in mine]))
+    if conjugates and k == 0 and result.dtype.kind == "c":
+        result = call("conj", result)
+    return result if result.shape == shape else call("broadcast_to", result, shape)
 
 
 def _without_ones(x: Any, names: Sequence[str]) -> tuple[Any, list[str]]:
@@ -115,17 +115,17 @@ def _of_cross(g: Any, recorded: Call) -> list[Any]:
     axes = [p["axisa"], p["axisb"], p["axisc"]] if p["axis"] is None else [p["axis"]] * 3
     a, b = [call("moveaxis", recorded.saved[n], axis, -1) for n, axis in zip("ab", axes, strict=False)]
     g = call("moveaxis", whole(g, recorded.results[0]), axes[2], -1)
-    made: list[Any] = []
+    cotangents: list[Any] = []
     for k, (x, y) in enumerate(((b, g), (g, a))):
         if not recorded.active[k]:
-            made.append(None)
+            cotangents.append(None)
             continue
         product, shape = call("cross", x, y), (a, b)[k].shape
         more = product.ndim - len(shape)
         gone = [d for d in range(product.ndim) if d < more or (shape[d - more] == 1 and product.shape[d] != 1)]
         product = call("sum", product, axis=tuple(gone), keepdims=True) if gone else product
-        made.append(call("moveaxis", call("reshape", product, shape), -1, axes[k]))
-    return made
+        cotangents.append(call("moveaxis", call("reshape", product, shape), -1, axes[k]))
+    return cotangents
 
 
 _FEW_PRODUCTS = 32

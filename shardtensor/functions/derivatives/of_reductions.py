@@ -73,7 +73,7 @@ def _of_deviation(g: Any, recorded: Call) -> Any:
 
 
 def of_product(g: Any, x: Any, y: Any, total: Callable[[str, Any], Any]) -> Any:
-    """Returns the cotangents of factors: those of the products times the other factors, which are no quotients where
+    """Returns the cotangents of factors: those of the products times the other factors, which are not quotients where
     elements are zero.
 
     Args:

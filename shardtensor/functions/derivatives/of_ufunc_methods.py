@@ -26,10 +26,10 @@ def _of_ufunc(recorded: Call, g: Any, **values: Any) -> Sequence[Any]:
         return [None, None]
     if not isinstance(derivative, Elementwise):
         raise ArgumentTypeError(f"{recorded.op.error_name}: {name} has no derivative; write a loop of other operators")
-    made = [
+    cotangents = [
         f and f(g, *[values[n] for n in names]) for f, names in zip(derivative.factors, derivative.names, strict=True)
     ]
-    return [m if m is None or m.shape == g.shape else call("broadcast_to", m, g.shape) for m in made]
+    return [m if m is None or m.shape == g.shape else call("broadcast_to", m, g.shape) for m in cotangents]
 
 
 def _part(x: Any, axis: int, begin: int | None, end: int | None) -> Any:
@@ -100,9 +100,9 @@ _IN_ORDER = ("subtract", "divide")
 
 
 def _sum(parts: Sequence[Any]) -> Any:
-    found = [p for p in parts if p is not None]
-    total = found[0] if found else None
-    for part in found[1:]:
+    present = [p for p in parts if p is not None]
+    total = present[0] if present else None
+    for part in present[1:]:
         total = total + part
     return total
 
@@ -135,9 +135,9 @@ def _of_layer(g: Any, x: Any, y: Any, ufunc: str, axis: int, layer: Sequence[tup
             "take", reduced, np.searchsorted([s for s, _, _ in layer], np.arange(first, end), "right") - 1, axis=axis
         )
 
-    made = _of_reduction(spread(g), inside, spread(y), ufunc, total)
+    cotangent = _of_reduction(spread(g), inside, spread(y), ufunc, total)
     widths = [(first, x.shape[axis] - end) if d == axis else (0, 0) for d in range(x.ndim)]
-    return call("pad", made, widths) if made is not None and made.shape != x.shape else made
+    return call("pad", cotangent, widths) if cotangent is not None and cotangent.shape != x.shape else cotangent
 
 
 def _of_one_segment(recorded: Call, g: Any, x: Any, axis: int, number: int, start: int, end: int) -> Any:
@@ -145,9 +145,9 @@ def _of_one_segment(recorded: Call, g: Any, x: Any, axis: int, number: int, star
     running = call("accumulated", part, ufunc=recorded.params["ufunc"], axis=axis)
     of_last = _part(g, axis, number, number + 1)
     zeros = call("zeros_like", _part(part, axis, 1, None))
-    made = _through_steps(recorded, call("concat", [zeros, of_last], axis=axis), part, running, axis)
+    cotangent = _through_steps(recorded, call("concat", [zeros, of_last], axis=axis), part, running, axis)
     widths = [(start, x.shape[axis] - end) if d == axis else (0, 0) for d in range(x.ndim)]
-    return call("pad", made, widths)
+    return call("pad", cotangent, widths)
 
 
 # -- running results -------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ def _of_one_segment(recorded: Call, g: Any, x: Any, axis: int, number: int, star
 def _through_steps(recorded: Call, g: Any, x: Any, y: Any, axis: int) -> Any:
     """Returns the cotangent of elements of which each is combined with the result before it, one after another."""
     lines = [_part(g, axis, k, k + 1) for k in range(x.shape[axis])]
-    made: list[Any] = []
+    cotangents: list[Any] = []
     while len(lines) > 1:
         k, last = len(lines) - 1, lines.pop()
         before, here, result = _part(y, axis, k - 1, k), _part(x, axis, k, k + 1), _part(y, axis, k, k + 1)
         of_before, of_here = _of_ufunc(recorded, last, x1=before, x2=here, y=result)
-        made.append(call("zeros_like", here) if of_here is None else of_here)
+        cotangents.append(call("zeros_like", here) if of_here is None else of_here)
         lines[-1] = lines[-1] if of_before is None else lines[-1] + of_before
-    return call("concat", [*lines, *made[::-1]], axis=axis) if x.shape[axis] else g
+    return call("concat", [*lines, *cotangents[::-1]], axis=axis) if x.shape[axis] else g
 
 
 def _of_accumulated(g: Any, recorded: Call) -> Any:
@@ -208,16 +208,16 @@ def _of_updates(g: Any, recorded: Call) -> list[Any]:
     rounds = []
     for chosen in _rounds(np.ravel_multi_index(tuple(places), x.shape)):
         at = tuple(places[:, chosen])
-        old, given = x[at], () if values is None else (values[chosen],)
-        new = call(ufunc, old, *given)
-        rounds.append((at, chosen, old, given, new))
+        old, operands = x[at], () if values is None else (values[chosen],)
+        new = call(ufunc, old, *operands)
+        rounds.append((at, chosen, old, operands, new))
         x = call("setitem", x, new, at)
     of_values = None
-    for at, chosen, old, given, new in reversed(rounds):
-        named = {"x": old, "y": new} if not given else {"x1": old, "x2": given[0], "y": new}
+    for at, chosen, old, operands, new in reversed(rounds):
+        named = {"x": old, "y": new} if not operands else {"x1": old, "x2": operands[0], "y": new}
         of_old, *of_given = _of_ufunc(recorded, g[at], **named)
         g = call("setitem", g, 0 if of_old is None else of_old, at)
-        if given and of_given[0] is not None and recorded.active[2]:
+        if operands and of_given[0] is not None and recorded.active[2]:
             start = call("zeros_like", values) if of_values is None else of_values
             of_values = call("setitem", start, of_given[0], chosen)
     return [g, None, of_values]

@@ -62,17 +62,17 @@ def by_convolution(
         inverse: whether the transform is the inverse one.
         only_real: whether only the real parts of the elements are wanted.
     """
-    given, sharding = x.shape[-1], x.sharding
+    length, sharding = x.shape[-1], x.sharding
     chain = sharding.spec.chains_of(x.ndim)[-1]
-    parts, size = _division(given + count - 1, math.prod([sharding.mesh.shape[axis] for axis in chain]))
+    parts, size = _division(length + count - 1, math.prod([sharding.mesh.shape[axis] for axis in chain]))
     line = NamedSharding(sharding.mesh, P(chain), memory_kind=sharding.memory_kind)
     chirp = functools.partial(fft_chirped, n=n, inverse=inverse)
     pieces = [
-        resized(chirp(x[..., begin : begin + size], begin=begin, scale=1.0), size) for begin in range(0, given, size)
+        resized(chirp(x[..., begin : begin + size], begin=begin, scale=1.0), size) for begin in range(0, length, size)
     ]
-    made: list[ShardedTensor] = []
+    totals: list[ShardedTensor] = []
     for d in range(parts):
-        window = {"size": size, "parts": parts, "number": d, "given": given, "count": count}
+        window = {"size": size, "parts": parts, "number": d, "given": length, "count": count}
         kernel = chirp_filter(n, **window, inverse=inverse, dtype=pieces[0].dtype, device=line)
         kernel = transform(kernel, 1 / (parts * size), False)
         part = pieces[0]
@@ -82,15 +82,15 @@ def by_convolution(
         del kernel
         part = _rotated(transform(part, 1.0, True), parts, d, True)
         if not d:
-            made = [part] * -(-count // size)
+            totals = [part] * -(-count // size)
             continue
-        for j, total in enumerate(made):
-            made[j] = fft_added(total, part, number=d * j % parts, parts=parts, inverse=True)
+        for j, total in enumerate(totals):
+            totals[j] = fft_added(total, part, number=d * j % parts, parts=parts, inverse=True)
     del pieces, part
     for j, begin in enumerate(range(0, count, size)):
-        made[j] = chirp(made[j][..., : count - begin], begin=begin, scale=scale)
-        made[j] = real(made[j]) if only_real else made[j]
-    return concat(made, axis=-1) if len(made) > 1 else made[0]
+        totals[j] = chirp(totals[j][..., : count - begin], begin=begin, scale=scale)
+        totals[j] = real(totals[j]) if only_real else totals[j]
+    return concat(totals, axis=-1) if len(totals) > 1 else totals[0]
 
 
 def _division(count: int, devices: int) -> tuple[int, int]:

@@ -336,8 +336,8 @@ def _several(
     function: Callable[..., Any], x: Any, sizes: Sequence[int | None], axes: Sequence[int], norm: str | None
 ) -> ShardedTensor:
     steps = _steps(function, x, sizes, axes)
-    made: ShardedTensor = _transformed(x, steps, norm) if steps else astype(x, function(np.ones(1, x.dtype)).dtype)
-    return made
+    result: ShardedTensor = _transformed(x, steps, norm) if steps else astype(x, function(np.ones(1, x.dtype)).dtype)
+    return result
 
 
 _Step = tuple[str, int | None, int]
@@ -372,10 +372,10 @@ def _frequencies(count: Callable[[int], int]) -> Callable[..., tuple[Shape, np.d
     """Returns the rule of a creation function, given the number of frequencies of ``n`` elements."""
 
     def rule(kinds: Any, *, n: Any, d: float = 1.0, dtype: Any = None) -> tuple[Shape, np.dtype[Any]]:
-        made = np.dtype(float) if dtype is None else sharded_dtype(dtype)
-        if made.kind != "f":
-            raise ArgumentTypeError(f"dtype is {made}; wanted a floating-point dtype")
-        return (count(integer_from(1, n, "n")),), made
+        result_dtype = np.dtype(float) if dtype is None else sharded_dtype(dtype)
+        if result_dtype.kind != "f":
+            raise ArgumentTypeError(f"dtype is {result_dtype}; wanted a floating-point dtype")
+        return (count(integer_from(1, n, "n")),), result_dtype
 
     return rule
 

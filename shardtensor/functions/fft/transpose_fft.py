@@ -22,7 +22,7 @@ of complex numbers, plus the boundaries of parts where n1 or n2 is not a multipl
 * A size n without two factors that are at least P is transformed by a convolution with a chirp; see
   `shardtensor.functions.fft.chirp_fft`.
 
-Everything is composed of operators: nothing here knows of memories, simulations or inference.
+Everything is composed of operators: nothing here depends on memories, simulations or inference.
 """
 
 from __future__ import annotations

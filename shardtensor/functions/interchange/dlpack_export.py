@@ -41,9 +41,9 @@ def export(x: ShardedTensor, make: Callable[[Any], tuple[Any, Lease] | None]) ->
     with write_state.lock:  # Other threads can neither read nor write the tensor meanwhile.
         storage = current_storage(base)
         if type(storage) is Exported:
-            held, made = storage.export(of_view)
+            held, result = storage.export(of_view)
             if held:
-                return made
+                return result
         if isinstance(storage, DeferredStorage):
             storage = storage.stored()
         writing = PendingWrite(write_state)
@@ -52,10 +52,10 @@ def export(x: ShardedTensor, make: Callable[[Any], tuple[Any, Lease] | None]) ->
             write_state.forget()
             # The operator that exports the memory is one that reads the tensor.
             if all(exclusive_arrays(base, storage, readers=1) or (False,)) and _can_be_written(storage, base):
-                made = of_view(storage.buffers[0])
-                if made is not None:
-                    storage = Exported(base._aval, storage, [made[1]])
-                    return made[0]
+                result = of_view(storage.buffers[0])
+                if result is not None:
+                    storage = Exported(base._aval, storage, [result[1]])
+                    return result[0]
         finally:
             writing.storage = base._storage = storage
     return None

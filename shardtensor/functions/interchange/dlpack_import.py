@@ -101,7 +101,7 @@ def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTens
 
 @implements(from_dlpack, "infer")
 def _infer_from_dlpack(x: Any, device: Where | None, copy: bool | None) -> Aval:
-    # Only the other library knows the shape and dtype, and tells them with the memory.
+    # The shape and dtype are known only to the other library, which passes them with the memory.
     return _from_dlpack(x, device, copy)._aval
 
 
@@ -131,8 +131,8 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
         source = _shared(source, what, devices[0], copy)
     target = as_sharding(where or (devices[0] if devices else default_mesh().flat[0]), source.ndim, "from_dlpack")
     if copy is False and target.mesh.size > 1 and not backend_of(target.mesh.flat[0]).on_host:
-        given = f"{what} is one array for {target.mesh!r}, whose devices have separate memories"
-        raise _needs_copy(f"{given}; give a list with an array for each")
+        description = f"{what} is one array for {target.mesh!r}, whose devices have separate memories"
+        raise _needs_copy(f"{description}; give a list with an array for each")
     _check_kind(what, target, copy)
     shared = isinstance(source, ShardedTensor) or not copy
     return transfer_to(source, target, "from_dlpack", committed=committed, may_alias=shared)
@@ -237,8 +237,8 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     memories = [memory_of(x, name) for x, name in zip(pieces, names, strict=True)]
     mesh = mesh_of(row_for(memories)) if where is None else _mesh_of(where)
     if mesh.size != len(pieces):
-        given = f"a list of {counted(len(pieces), 'array')} for the {counted(mesh.size, 'device')} of {mesh!r}"
-        raise ShardingError(f"from_dlpack: x is {given}; wanted one for each")
+        description = f"a list of {counted(len(pieces), 'array')} for the {counted(mesh.size, 'device')} of {mesh!r}"
+        raise ShardingError(f"from_dlpack: x is {description}; wanted one for each")
     parts = [_from_one(x, name, d, copy) for x, name, d in zip(pieces, names, mesh.flat, strict=True)]
     first = parts[0]
     for part, name in zip(parts, names, strict=True):

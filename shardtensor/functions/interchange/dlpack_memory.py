@@ -43,7 +43,7 @@ def memory_of(x: Any, what: str) -> Memory:
     return as_memory(x.__dlpack_device__(), "from_dlpack", f"{what}.__dlpack_device__()")
 
 
-def as_memory(given: Any, caller: str, what: str) -> Memory:
+def as_memory(pair: Any, caller: str, what: str) -> Memory:
     """Converts the result of ``__dlpack_device__`` or a ``dl_device=`` argument to a memory. Pinned host memory becomes
     host memory, and managed memory the memory of its GPU.
 
@@ -51,9 +51,9 @@ def as_memory(given: Any, caller: str, what: str) -> Memory:
         ArgumentTypeError: ``given`` is not a pair of numbers.
     """
     try:
-        kind, number = [int(n) for n in given]
+        kind, number = [int(n) for n in pair]
     except (TypeError, ValueError):
-        raise ArgumentTypeError(f"{caller}: {what} is {given!r:.60}; wanted a device type and a number") from None
+        raise ArgumentTypeError(f"{caller}: {what} is {pair!r:.60}; wanted a device type and a number") from None
     return HOST_MEMORY if kind in _ON_HOST else (_CUDA if kind == _CUDA_MANAGED else kind, number)
 
 
@@ -77,8 +77,8 @@ def _rows() -> Iterator[Sequence[Device]]:
 def _assigned(memories: Sequence[Memory], row: Sequence[Device]) -> tuple[Device, ...] | None:
     """Returns for each memory the next unassigned device of ``row`` that uses it; None if there are too few."""
     users = {m: iter([d for d in row if backend_of(d).dlpack_device(d) == m]) for m in set(memories)}
-    found = [d for d in [next(users[m], None) for m in memories] if d]
-    return tuple(found) if len(found) == len(memories) else None
+    devices = [d for d in [next(users[m], None) for m in memories] if d]
+    return tuple(devices) if len(devices) == len(memories) else None
 
 
 def devices_for(memories: Sequence[Memory], mesh: Mesh | None = None) -> tuple[Device, ...] | None:

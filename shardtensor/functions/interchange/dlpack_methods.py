@@ -167,15 +167,15 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
             return _host_capsule(_on_host(array, backend, device), max_version, marked)
         return _device_capsule(array, backend, device, stream, max_version)
 
-    made = None if copy else export(x, lambda array: None if is_reversed(array) else capsule(array))
-    if made is not None:
-        return made
+    result = None if copy else export(x, lambda array: None if is_reversed(array) else capsule(array))
+    if result is not None:
+        return result
     array = x._storage.shards()[0] if isinstance(x._storage, OffloadedStorage) else array_of(x)
     if copy is False:
         _check_marked(array, host, max_version)
-        made, its_lease = capsule(array, marked=True)
+        result, its_lease = capsule(array, marked=True)
         lease_of(x, its_lease)
-        return made
+        return result
     return capsule(recorded_copy(array, device, "to_dlpack"))[0]
 
 

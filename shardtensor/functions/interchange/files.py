@@ -130,10 +130,10 @@ def _storable(x: Any, caller: str) -> Any:
     Raises:
         ArgumentTypeError: it holds Python objects, text or records, or a dtype that NumPy lacks.
     """
-    found = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
-    found = found if isinstance(found, ShardedTensor) else np.asarray(found)
-    npy_files.check_dtype(dtype_of(found), caller)
-    return found
+    array = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
+    array = array if isinstance(array, ShardedTensor) else np.asarray(array)
+    npy_files.check_dtype(dtype_of(array), caller)
+    return array
 
 
 def _write(stream: IO[bytes], x: Any) -> None:
@@ -278,7 +278,7 @@ class NpzFile(Mapping[str, ShardedTensor]):
 
 
 def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
-    """Checks that a member of an archive can have the size that the archive says, for which memory is allocated.
+    """Checks that a member of an archive can have the size that the archive states, for which memory is allocated.
 
     Raises:
         ArgumentError: it cannot.

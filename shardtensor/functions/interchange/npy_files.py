@@ -1,6 +1,6 @@
 """The format .npy: headers and elements, written in blocks, and read with checks that come before any memory is used.
 
-A header says how many elements follow. They are compared with the bytes that the file has before memory is allocated.
+A header states how many elements follow. They are compared with the bytes that the file has before memory is allocated.
 NumPy's own function reads the text of the header, since it knows all versions of the format, and no pickles are read.
 """
 
@@ -36,7 +36,7 @@ _BLOCK = 1 << 24
 """The bytes of a block that is written or read at once."""
 
 _LENGTHS = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
-"""The bytes of the number that says how long a header is, in each version of the format."""
+"""The bytes of the number that states how long a header is, in each version of the format."""
 
 _LONGEST_HEADER = 10_000
 """The most characters of a header, as in NumPy; those of arrays of numbers have fewer than 2000."""
@@ -62,8 +62,8 @@ _BROKEN: tuple[type[Exception], ...] = (
     OSError,
     *_zstandard_errors(),
 )
-"""What Python's readers of archives raise for broken and for encrypted files, and for those of unknown versions
-(NotImplementedError is a RuntimeError).
+"""The errors that Python's readers of archives raise for broken and for encrypted files, and for those of unknown
+versions (NotImplementedError is a RuntimeError).
 """
 
 
@@ -203,14 +203,14 @@ def read_elements(stream: IO[bytes], header: Header, name: str) -> HostArray:
     return array if header.dtype.isnative else array.byteswap(inplace=True).view(header.dtype.newbyteorder("="))
 
 
-def _prefix(stream: IO[bytes], wanted: int, name: str) -> bytes:
+def _prefix(stream: IO[bytes], size: int, name: str) -> bytes:
     """Reads bytes of the header.
 
     Raises:
         ArgumentError: the file has fewer.
     """
-    memory, got = np.empty(wanted, np.uint8), 0
-    while got < wanted:
+    memory, got = np.empty(size, np.uint8), 0
+    while got < size:
         count = _read_into(stream, memory[got:], name)
         if not count:
             raise ArgumentError(f"load: {name} is not a .npy or .npz file, or a broken one: it ends in the header")

@@ -159,8 +159,8 @@ def _cholesky(x: Shards, along: Along) -> Shards:
     work = x.copied(dtype)
     for panel in panels(value):
         factor = functools.partial(_cholesky_panel, panel)
-        made = work.map(factor, owns(comm, panel), shape=rows_of(n - panel.begin, panel.width), dtype=dtype)
-        sent = comm.broadcast(made.arrays, panel.owner)
+        columns = work.map(factor, owns(comm, panel), shape=rows_of(n - panel.begin, panel.width), dtype=dtype)
+        sent = comm.broadcast(columns.arrays, panel.owner)
         work = work.map(functools.partial(_subtract_products, panel), sent, begins(value), shape=same, dtype=dtype)
     return work.assembled(_square(value))
 
@@ -171,15 +171,15 @@ def _cholesky_panel(panel: Panel, xp: Any, x: Any, owns: bool) -> Any:
         return None
     columns = x[..., panel.begin :, panel.local]
     top = xp.linalg.cholesky(xp.asarray(columns[..., : panel.width, :], copy=True))
-    made = (
+    factor = (
         adjoint(xp, xp.linalg.solve(top, adjoint(xp, columns[..., panel.width :, :])))
         if panel.end < x.shape[-2]
         else None
     )
-    made = top if made is None else xp.concat([top, made], axis=-2)
+    factor = top if factor is None else xp.concat([top, factor], axis=-2)
     x[..., : panel.begin, panel.local] = 0
-    x[..., panel.begin :, panel.local] = made
-    return made
+    x[..., panel.begin :, panel.local] = factor
+    return factor
 
 
 def _subtract_products(panel: Panel, xp: Any, x: Any, factor: Any, first: int) -> Any:
@@ -210,11 +210,12 @@ def _slogdet(x: Shards, along: Along) -> tuple[Shards, Shards]:
     with np.errstate(all="ignore"):
         dtype = factor_dtype(x.value.dtype)
         factors = _eliminate(x.copied(dtype), (), along(x.value.ndim - 1), dtype)
-        made = factors.diagonals[0].map(
+        determinants = factors.diagonals[0].map(
             product, _on_each(factors.diagonals), _on_each(factors.exchanges), shape=_without_last, dtype=dtype
         )
         sign, logarithm = _determinants(x.value)
-        return made.make(sign, _set_item(0), made.arrays), made.make(logarithm, _set_item(1), made.arrays)
+        signs = determinants.make(sign, _set_item(0), determinants.arrays)
+        return signs, determinants.make(logarithm, _set_item(1), determinants.arrays)
 
 
 @with_host_function(blocked_solve, np.linalg.solve, _solutions, _with_right_sides)
@@ -240,13 +241,13 @@ def _solved(x: Shards, right: Shards, comm: MeshCommunicator, dtype: np.dtype[An
         if any(map(bool, zero.to_host([False]))):
             raise LinearAlgebraError("Singular matrix")
         for panel in reversed(panels(x.value)):
-            made = factors.upper.map(
+            upper = factors.upper.map(
                 functools.partial(_upper_panel, panel),
                 owns(comm, panel),
                 shape=rows_of(panel.end, panel.width),
                 dtype=dtype,
             )
-            sent = comm.broadcast(made.arrays, panel.owner)
+            sent = comm.broadcast(upper.arrays, panel.owner)
             right = right.map(functools.partial(_substitute, panel), sent, shape=same, dtype=dtype)
     return right
 
@@ -258,9 +259,9 @@ def _eliminate(work: Shards, right: Sequence[Shards], comm: MeshCommunicator, dt
     for panel in panels(value):
         factor = functools.partial(_lu_panel, panel)
         shape = rows_of(n - panel.begin, panel.width)
-        made = work.map(factor, owns(comm, panel), shape=shape, dtype=dtype)
-        lu = comm.broadcast(made.map(_item(0), shape=same, dtype=dtype).arrays, panel.owner)
-        order = comm.broadcast(made.map(_item(1), shape=_without_last, dtype=np.int64).arrays, panel.owner)
+        results = work.map(factor, owns(comm, panel), shape=shape, dtype=dtype)
+        lu = comm.broadcast(results.map(_item(0), shape=same, dtype=dtype).arrays, panel.owner)
+        order = comm.broadcast(results.map(_item(1), shape=_without_last, dtype=np.int64).arrays, panel.owner)
         update = functools.partial(_eliminate_rows, panel)
         work = work.map(functools.partial(update, False), lu, order, begins(value), shape=same, dtype=dtype)
         for some in right:
@@ -304,11 +305,11 @@ def _substitute(panel: Panel, xp: Any, x: Any, upper: Any) -> Any:
     """Computes the solutions at the rows of a panel, and subtracts their multiples from the rows above."""
     corner = triangle(xp, upper[..., panel.begin :, :], lower=False)
     for columns in chunks(x, 0):
-        found = xp.linalg.solve(corner, x[..., panel.begin : panel.end, columns])
-        x[..., panel.begin : panel.end, columns] = found
+        solution = xp.linalg.solve(corner, x[..., panel.begin : panel.end, columns])
+        x[..., panel.begin : panel.end, columns] = solution
         if panel.begin:
             above = x[..., : panel.begin, columns]
-            x[..., : panel.begin, columns] = xp.subtract(above, xp.matmul(upper[..., : panel.begin, :], found))
+            x[..., : panel.begin, columns] = xp.subtract(above, xp.matmul(upper[..., : panel.begin, :], solution))
     return x
 
 
@@ -328,7 +329,7 @@ def _diagonal_of(panel: Panel, xp: Any, x: Any, lu: Any) -> Any:
 
 
 def _exchanges(panel: Panel, xp: Any, x: Any, order: Any) -> Any:
-    """Returns the number of exchanges of neighbours that give an order of rows, in which those that are no pivots of
+    """Returns the number of exchanges of neighbours that give an order of rows, in which those that are not pivots of
     the panel ascend: for each pivot, the rows before it that were not chosen earlier.
     """
     pivots = order[..., : panel.width]

@@ -89,9 +89,9 @@ def _qr(x: Shards, along: Along, *, complete: bool) -> tuple[Shards, Shards]:
         work = x.copied(dtype)
         for panel in steps:
             shape = rows_of(rows - panel.begin + panel.width, panel.width)
-            made = work.map(functools.partial(_panel, panel), owns(comm, panel), shape=shape, dtype=dtype)
-            reflectors.append(made.arrays)
-            sent, apply = comm.broadcast(made.arrays, panel.owner), functools.partial(_applied, panel, True)
+            reflector = work.map(functools.partial(_panel, panel), owns(comm, panel), shape=shape, dtype=dtype)
+            reflectors.append(reflector.arrays)
+            sent, apply = comm.broadcast(reflector.arrays, panel.owner), functools.partial(_applied, panel, True)
             work = work.map(apply, sent, begins(value), shape=same, dtype=dtype)
         product = work.make(q, _write_identity, begins(q))
         for panel, mine in zip(reversed(steps), reversed(reflectors), strict=True):

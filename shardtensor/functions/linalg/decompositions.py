@@ -85,8 +85,8 @@ def eig(x: ArrayLike, /) -> EigResult:
 
 def _eig_results(shape: Shape, dtype: np.dtype[Any]) -> Sequence[Result]:
     check_square("x", shape)
-    made = np.result_type(lapack_dtype(dtype), np.complex64)
-    return ((shape[-1],), made), (shape[-2:], made)
+    result_dtype = np.result_type(lapack_dtype(dtype), np.complex64)
+    return ((shape[-1],), result_dtype), (shape[-2:], result_dtype)
 
 
 @several_results(eig, EigResult, _eig_results)
@@ -169,8 +169,8 @@ def _qr_results(shape: Shape, dtype: np.dtype[Any], *, mode: str) -> Sequence[Re
     if mode not in ("reduced", "complete"):
         raise ArgumentError(f"mode is {mode!r}; wanted 'reduced' or 'complete'")
     rows, columns = shape[-2:]
-    inner, made = min(rows, columns) if mode == "reduced" else rows, lapack_dtype(dtype)
-    return ((rows, inner), made), ((inner, columns), made)
+    inner, result_dtype = min(rows, columns) if mode == "reduced" else rows, lapack_dtype(dtype)
+    return ((rows, inner), result_dtype), ((inner, columns), result_dtype)
 
 
 @implements(qr, "composite")
@@ -233,10 +233,10 @@ def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
 
 def _svd_results(shape: Shape, dtype: np.dtype[Any], *, full_matrices: bool) -> Sequence[Result]:
     check_matrices("x", shape)
-    (rows, columns), made = shape[-2:], lapack_dtype(dtype)
+    (rows, columns), result_dtype = shape[-2:], lapack_dtype(dtype)
     inner = min(rows, columns)
     left, right = ((rows, rows), (columns, columns)) if full_matrices else ((rows, inner), (inner, columns))
-    return (left, made), ((inner,), lapack_dtype(dtype, real=True)), (right, made)
+    return (left, result_dtype), ((inner,), lapack_dtype(dtype, real=True)), (right, result_dtype)
 
 
 @implements(svd, "composite")

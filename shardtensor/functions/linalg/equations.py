@@ -73,11 +73,11 @@ def lapack_dtype(*dtypes: np.dtype[Any], real: bool = False) -> np.dtype[Any]:
     Raises:
         ArgumentTypeError: it does not compute with these dtypes.
     """
-    found = [np.dtype(float) if dtype.kind in "biu" else dtype for dtype in dtypes]
-    for dtype in found:
+    kinds = [np.dtype(float) if dtype.kind in "biu" else dtype for dtype in dtypes]
+    for dtype in kinds:
         if dtype.char not in "fdFD":
             raise ArgumentTypeError(f"array type {dtype.name} is unsupported in linalg")
-    common = np.result_type(*found)
+    common = np.result_type(*kinds)
     return np.dtype(common.char.lower()) if real else common
 
 
@@ -339,8 +339,8 @@ def _solve(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     # Some libraries do not broadcast, or take a stack of vectors for matrices.
     stack = np.broadcast_shapes(tuple(x1.shape[:-2]), tuple(right.shape[:-2]))
     left, right = [xp.broadcast_to(a, (*stack, *a.shape[-2:])) for a in (x1, right)]
-    made = xp.linalg.solve(inexact(xp, left), inexact(xp, right))
-    return made[..., 0] if x2.ndim == 1 else made
+    solutions = xp.linalg.solve(inexact(xp, left), inexact(xp, right))
+    return solutions[..., 0] if x2.ndim == 1 else solutions
 
 
 def _singular_rule(shapes: Sequence[Shape]) -> tuple[str, Shape]:

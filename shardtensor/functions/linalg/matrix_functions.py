@@ -253,8 +253,8 @@ def _solve(x1: Any, x2: Any) -> Any:
         return reshape(solve(x1, reshape(x2, (*right, 1))), (*shape[:-2], *right))
     if len(shape) == 2 < len(right):  # The matrix is factorized once, for all right-hand sides of the stack.
         columns = moveaxis(x2, -2, 0)
-        found = solve(x1, reshape(columns, (shape[-1], math.prod(right) // shape[-1])))
-        return moveaxis(reshape(found, shape_of(columns)), 0, -2)
+        solutions = solve(x1, reshape(columns, (shape[-1], math.prod(right) // shape[-1])))
+        return moveaxis(reshape(solutions, shape_of(columns)), 0, -2)
     stack = np.broadcast_shapes(shape[:-2], right[:-2])
     if stack == shape[:-2] == right[:-2]:
         return blocked_solve(x1, x2)

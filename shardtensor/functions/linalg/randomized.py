@@ -61,8 +61,8 @@ def randomized_svd(x: ArrayLike, n_components: int, *, n_oversamples: int = 10, 
     more = integer_from(0, n_oversamples, "randomized_svd: n_oversamples")
     steps = integer_from(0, n_iter, "randomized_svd: n_iter")
     if is_small_float(a.dtype):  # Operators compute in float32, too.
-        made = randomized_svd(astype(a, np.float32), count, n_oversamples=more, n_iter=steps, key=key)
-        return SVDResult(*[astype(part, a.dtype) for part in made])
+        result = randomized_svd(astype(a, np.float32), count, n_oversamples=more, n_iter=steps, key=key)
+        return SVDResult(*[astype(part, a.dtype) for part in result])
     dtype = lapack_dtype(dtype_of(a))
     a = a if a.dtype == dtype else astype(a, dtype)
     along = a.sharding.spec.chains_of(a.ndim)[-1]

@@ -67,15 +67,15 @@ def ring_schedule(value: Aval, d: int, operator: str) -> Schedule:
 
     def shift(ring: Any, step: int) -> Permute:
         sources, held = (here + 1) % len(here), (here + step) % len(here)
-        made = Permute(ids[ring], sources, here, sizes[ring][held], operator, ", ".join(axes))
-        made.explicit = False  # The operand is transferred because it does not fit the other one.
-        return made
+        permute = Permute(ids[ring], sources, here, sizes[ring][held], operator, ", ".join(axes))
+        permute.explicit = False  # The operand is transferred because it does not fit the other one.
+        return permute
 
     return InTurn([Beside([shift(ring, step) for ring in rings]) for step in range(1, len(here))], operator)
 
 
 def ring_product(
-    operands: tuple[Shards, Shards], along: MeshCommunicator, dimensions: Ring, multiply: Multiply, made: Shards
+    operands: tuple[Shards, Shards], along: MeshCommunicator, dimensions: Ring, multiply: Multiply, result: Shards
 ) -> Shards:
     """Computes a product of two operands.
 
@@ -84,7 +84,7 @@ def ring_product(
         along: the communicator of the operand that moves, along the mesh axes that split it into the parts.
         dimensions: the dimensions.
         multiply: computes the product of two parts.
-        made: the shards of the result, of which no element is set yet.
+        result: the shards of the result, of which no element is set yet.
     """
     moving = dimensions.moving
     bounds = list(itertools.pairwise(operands[moving].value.grid.offsets[dimensions.split].tolist()))
@@ -99,16 +99,16 @@ def ring_product(
         ]
         is_first = not step or dimensions.result is not None
         add = functools.partial(add_product, multiply, dimensions.rows, is_first)
-        on_each(made, add, _cut(made, made.arrays, dimensions.result, parts), left, right)
-    return made
+        on_each(result, add, _cut(result, result.arrays, dimensions.result, parts), left, right)
+    return result
 
 
 def _cut(x: Shards, arrays: Sequence[Any], d: int | None, parts: Sequence[slice]) -> Sequence[Any]:
     """Returns a part of the array of each device along a dimension; the arrays, if that is None."""
     if d is None:
         return arrays
-    found, before = [], (slice(None),) * d
+    views, before = [], (slice(None),) * d
     for device, array, part in zip(x.devices, arrays, parts, strict=True):
         with x.value.backend.on(device):
-            found.append(x.value.backend.view(array, (*before, part, Ellipsis)))
-    return found
+            views.append(x.value.backend.view(array, (*before, part, Ellipsis)))
+    return views

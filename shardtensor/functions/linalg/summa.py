@@ -83,8 +83,8 @@ def schedule(values: tuple[Aval, Aval], inner: tuple[int, int], operator: str) -
         for value, d, owner in zip(values, inner, panel.owners, strict=True):
             axes = value.sharding.spec.chains_of(value.ndim)[d]
             groups = groups_along(value.sharding.mesh, axes) if axes else []
-            made = [_broadcast(value, group, d, owner, panel, operator, ", ".join(axes)) for group in groups]
-            steps += [Beside(made)] if made else []
+            broadcasts = [_broadcast(value, group, d, owner, panel, operator, ", ".join(axes)) for group in groups]
+            steps += [Beside(broadcasts)] if broadcasts else []
     return InTurn(steps, operator)
 
 
@@ -95,9 +95,9 @@ def _broadcast(
     order = sorted(group, key=lambda k: int(grid.parts[k, d]))
     shape = grid.shape(order[owner])
     size = int(np.prod([panel.end - panel.begin if i == d else n for i, n in enumerate(shape)], dtype=np.int64))
-    made = Broadcast(ids_of([grid.devices[k] for k in order]), owner, size * value.dtype.itemsize, operator, axis)
-    made.explicit = False  # The operands are transferred because they do not fit each other.
-    return made
+    broadcast = Broadcast(ids_of([grid.devices[k] for k in order]), owner, size * value.dtype.itemsize, operator, axis)
+    broadcast.explicit = False  # The operands are transferred because they do not fit each other.
+    return broadcast
 
 
 def summa(
@@ -105,7 +105,7 @@ def summa(
     along: tuple[MeshCommunicator, MeshCommunicator],
     dimensions: Contraction,
     multiply: Multiply,
-    made: Shards,
+    result: Shards,
 ) -> Shards:
     """Computes a product of two operands.
 
@@ -114,7 +114,7 @@ def summa(
         along: the communicator of each operand along the mesh axes that split its contracted dimension.
         dimensions: the dimensions.
         multiply: computes the product of two panels.
-        made: the shards of the result, of which no element is set yet.
+        result: the shards of the result, of which no element is set yet.
     """
     a, b = operands
     parts = panels((a.value, b.value), dimensions.inner)
@@ -124,8 +124,8 @@ def summa(
             for x, communicator, d, owner in zip(operands, along, dimensions.inner, panel.owners, strict=True)
         ]
         add = functools.partial(add_product, multiply, dimensions.rows, panel is parts[0])
-        on_each(made, add, made.arrays, left, right)
-    return made
+        on_each(result, add, result.arrays, left, right)
+    return result
 
 
 def _cut(x: Shards, d: int, owner: int, panel: Panel) -> list[Any]:
@@ -133,20 +133,20 @@ def _cut(x: Shards, d: int, owner: int, panel: Panel) -> list[Any]:
     value = x.value
     begin = int(value.grid.offsets[d][owner])
     index = (*[slice(None)] * d, slice(panel.begin - begin, panel.end - begin))
-    found: list[Any] = []
+    views: list[Any] = []
     for device, array, part in zip(x.devices, x.arrays, value.grid.parts[:, d].tolist(), strict=True):
         with value.backend.on(device):
-            found.append(value.backend.view(array, (*index, Ellipsis)) if part == owner else None)
-    return found
+            views.append(value.backend.view(array, (*index, Ellipsis)) if part == owner else None)
+    return views
 
 
-def on_each(made: Shards, add: Callable[..., None], *columns: Sequence[Any]) -> None:
+def on_each(result: Shards, add: Callable[..., None], *columns: Sequence[Any]) -> None:
     """Calls ``add(xp, k, *items)`` on each device k that holds a part of a result, with an item of each column."""
-    parts, shards = made.value.grid.parts.tolist(), made.value.cells.shards
+    parts, shards = result.value.grid.parts.tolist(), result.value.cells.shards
     # Replicas in one memory are one array, to which a product is added once.
     first = {(shards[k][0], *parts[k]): k for k in reversed(range(len(parts)))}
     for k in sorted(first.values()):
-        device = made.devices[k]
+        device = result.devices[k]
         if is_remote(device):
             continue
         backend = backend_of(device)

@@ -94,8 +94,8 @@ def isneginf(x: ArrayLike, /) -> ShardedTensor:
     >>> st.isneginf(st.asarray([-np.inf, np.inf, 0.0])).tolist()
     [True, False, False]
     """
-    given = _real("isneginf", x)
-    return logical_and(isinf(given), signbit(given))
+    array = _real("isneginf", x)
+    return logical_and(isinf(array), signbit(array))
 
 
 @composition(fused=True)
@@ -108,15 +108,15 @@ def isposinf(x: ArrayLike, /) -> ShardedTensor:
     >>> st.isposinf(st.asarray([-np.inf, np.inf, 0.0])).tolist()
     [False, True, False]
     """
-    given = _real("isposinf", x)
-    return logical_and(isinf(given), logical_not(signbit(given)))
+    array = _real("isposinf", x)
+    return logical_and(isinf(array), logical_not(signbit(array)))
 
 
 def _real(caller: str, x: Any) -> Any:
-    given = array_like(x, caller)
-    if result_type(given).kind not in "biuf":
-        raise ArgumentTypeError(f"{caller}: x has dtype {result_type(given)}; wanted real numbers, which have a sign")
-    return given if result_type(given).kind == "f" else astype(given, np.float64)
+    array = array_like(x, caller)
+    if result_type(array).kind not in "biuf":
+        raise ArgumentTypeError(f"{caller}: x has dtype {result_type(array)}; wanted real numbers, which have a sign")
+    return array if result_type(array).kind == "f" else astype(array, np.float64)
 
 
 @operator()
@@ -145,10 +145,10 @@ def iscomplex(x: ArrayLike) -> ShardedTensor:
     >>> st.iscomplex(st.asarray([1 + 1j, 2 + 0j])).tolist()
     [True, False]
     """
-    given = array_like(x, "iscomplex")
-    if not iscomplexobj(given):
-        return zeros_like(given, dtype=bool)
-    return not_equal(imag(given), 0)
+    array = array_like(x, "iscomplex")
+    if not iscomplexobj(array):
+        return zeros_like(array, dtype=bool)
+    return not_equal(imag(array), 0)
 
 
 @composition()
@@ -158,8 +158,8 @@ def isreal(x: ArrayLike) -> ShardedTensor:
     >>> st.isreal(st.asarray([1 + 1j, 2 + 0j])).tolist()
     [False, True]
     """
-    given = array_like(x, "isreal")
-    return equal(imag(given), 0) if iscomplexobj(given) else ones_like(given, dtype=bool)
+    array = array_like(x, "isreal")
+    return equal(imag(array), 0) if iscomplexobj(array) else ones_like(array, dtype=bool)
 
 
 # -- tests of whole arrays -------------------------------------------------------------------------
@@ -228,8 +228,8 @@ def iscomplexobj(x: ArrayLike) -> bool:
     >>> st.iscomplexobj(st.zeros(2)), st.iscomplexobj(1j)
     (False, True)
     """
-    given = array_like(x, "iscomplexobj")
-    return isinstance(given, complex) or (type(given) not in SCALARS and result_type(given).kind == "c")
+    array = array_like(x, "iscomplexobj")
+    return isinstance(array, complex) or (type(array) not in SCALARS and result_type(array).kind == "c")
 
 
 def isrealobj(x: ArrayLike) -> bool:
@@ -263,8 +263,8 @@ def min_scalar_type(a: ArrayLike, /) -> np.dtype[Any]:
     >>> st.min_scalar_type(10), st.min_scalar_type(st.zeros(3))
     (dtype('uint8'), dtype('float64'))
     """
-    given = array_like(a, "min_scalar_type")
-    return np.min_scalar_type(np.empty(1, given.dtype) if shape_of(given) else on_host(given)[()])
+    array = array_like(a, "min_scalar_type")
+    return np.min_scalar_type(np.empty(1, array.dtype) if shape_of(array) else on_host(array)[()])
 
 
 def promote_types(type1: npt.DTypeLike, type2: npt.DTypeLike) -> np.dtype[Any]:

@@ -58,8 +58,8 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
         return a[:0]
     if xp is np:
         return _convolve_blocks(a, v, before, behind, count)
-    if (found := own_kernel(xp, "convolved", a, v, before, count)) is not None:
-        return found
+    if (result := own_kernel(xp, "convolved", a, v, before, count)) is not None:
+        return result
     if m > _FEW:
         return _convolve_windows(xp, a, v, before, count)
     total = xp.zeros(count, dtype=a.dtype)
@@ -131,7 +131,7 @@ def _convolve_ends(a: Any, v: Any, before: int, count: int) -> Any:
         first, last = max(begin, 0), min(begin + reverse.shape[0], a.shape[0])
         out[k] = np.dot(a[first:last], reverse[first - begin : last - begin])
     if out.dtype.kind in "fc":
-        out += 0  # Sums of NumPy's function begin with 0, of which -0.0 is no result.
+        out += 0  # Sums of NumPy's function begin with 0, so that none is -0.0.
     return out
 
 
@@ -208,16 +208,16 @@ def gradient(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _spacings(given: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[Any]:
+def _spacings(spacings: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[Any]:
     """Returns for each axis its spacing: one number, or an array with the distances of neighbouring points."""
-    if len(given) not in (0, 1, len(axes)):
+    if len(spacings) not in (0, 1, len(axes)):
         raise ArgumentError(
-            f"gradient: {counted(len(given), 'spacing')} for {counted(len(axes), 'axis', 'axes')}; give one for all, "
-            "or one for each"
+            f"gradient: {counted(len(spacings), 'spacing')} for {counted(len(axes), 'axis', 'axes')}; give one for "
+            "all, or one for each"
         )
-    found: list[Any] = []
-    spacings = given if len(given) == len(axes) else [given[0] if given else 1.0] * len(axes)
-    for a, h in zip(axes, spacings, strict=True):
+    result: list[Any] = []
+    each = spacings if len(spacings) == len(axes) else [spacings[0] if spacings else 1.0] * len(axes)
+    for a, h in zip(axes, each, strict=True):
         points = np.asarray(h)
         if points.dtype.kind not in "biuf":
             raise ArgumentTypeError(f"gradient: the spacing of axis {a} is {h!r:.60}; wanted a number or coordinates")
@@ -226,11 +226,11 @@ def _spacings(given: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[A
                 f"gradient: the coordinates of axis {a} have shape {points.shape}; wanted ({shape[a]},) or a number"
             )
         if not points.ndim:
-            found.append(h if isinstance(h, (int, float)) else points[()])  # Python's numbers keep the dtype of f.
+            result.append(h if isinstance(h, (int, float)) else points[()])  # Python's numbers keep the dtype of f.
             continue
         steps = np.diff(points if points.dtype.kind == "f" else points.astype(np.float64))
-        found.append(steps[0] if len(steps) and (steps == steps[0]).all() else steps)
-    return found
+        result.append(steps[0] if len(steps) and (steps == steps[0]).all() else steps)
+    return result
 
 
 def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
@@ -263,9 +263,9 @@ def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
             _weighted(_at_the_begin(*first), at(0), at(1), at(2)),
             _weighted(_at_the_end(*last), at(-3), at(-2), at(-1)),
         ]
-    made = concat([edges[0], inner, edges[1]], axis=axis)
+    result = concat([edges[0], inner, edges[1]], axis=axis)
     dtype = x.dtype if x.dtype.kind != "M" else np.dtype(x.dtype.str.replace("M8", "m8"))  # differences of dates
-    return made if made.dtype == dtype else astype(made, dtype)
+    return result if result.dtype == dtype else astype(result, dtype)
 
 
 def _weighted(weights: Sequence[Any], x0: Any, x1: Any, x2: Any) -> Any:

@@ -297,7 +297,7 @@ def _product(program: _Program, left: Labelled, right: Labelled, needed: set[str
 def _order(
     terms: tuple[Term, ...], result: Term, known: dict[str, int], optimize: bool | str | tuple[str, ...]
 ) -> list[tuple[int, ...]]:
-    """Returns for each contraction the positions of its operands in the list of those that are left; what it makes is
+    """Returns for each contraction the positions of its operands in the list of those that are left; its result is
     appended to the list.
     """
     if len(terms) == 1:
@@ -311,11 +311,11 @@ def _order(
         path: Any = [step for step in map(_step, optimize) if step]
     else:
         path = _best_path(text, shapes, optimize)
-    # Of operands of equal size the first one stays where it is: what was made before, whose layout was chosen for it.
-    steps, given = [], len(terms)
+    # Of operands of equal size the first one stays where it is: an earlier result, whose layout was chosen for it.
+    steps, count = [], len(terms)
     for step in path:
-        steps.append(tuple(sorted(step, key=lambda at: (at < given, at))))
-        given -= len([at for at in step if at < given])
+        steps.append(tuple(sorted(step, key=lambda at: (at < count, at))))
+        count -= len([at for at in step if at < count])
     return steps
 
 

@@ -137,9 +137,9 @@ def _full_like(
     fill = from_lists(fill_value, "full_like") if isinstance(fill_value, (list, tuple)) else fill_value
     if not np.ndim(fill):
         return _created("full", a, (fill,), dtype, order, shape, device)
-    made = _created("empty", a, (), dtype, order, shape, device)
-    made[...] = fill
-    return made
+    result = _created("empty", a, (), dtype, order, shape, device)
+    result[...] = fill
+    return result
 
 
 def _created(name: str, a: Any, fill: tuple[Any, ...], dtype: Any, order: str, shape: Any, device: Any) -> Any:
@@ -202,8 +202,8 @@ def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     if not _may_share_memory(a, b):
         return False
     base = np.empty(_extent(a)[0].shape, np.int8)  # No element of it is read or written, so that it takes no memory.
-    found = [_placed_like(x, base) for x in (a, b)]
-    return bool(np.shares_memory(found[0], found[1], max_work=max_work))
+    arrays = [_placed_like(x, base) for x in (a, b)]
+    return bool(np.shares_memory(arrays[0], arrays[1], max_work=max_work))
 
 
 def _holds(x: Any, array: HostArray, share: Callable[[Any, Any], bool]) -> bool:
@@ -240,10 +240,10 @@ def _broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Any, ...]:
     arrays = [from_lists(x, "broadcast_arrays") if type(x) in (list, tuple) else x for x in args]
     for k, text in texts.items():
         arrays[k] = np.broadcast_to(np.False_, text.shape)  # It stands for the text, which tensors cannot hold.
-    made = list(call("broadcast_arrays", *arrays))
+    results = list(call("broadcast_arrays", *arrays))
     for k, text in texts.items():
-        made[k] = np.broadcast_to(text, made[k].shape)
-    return tuple(made)
+        results[k] = np.broadcast_to(text, results[k].shape)
+    return tuple(results)
 
 
 _NUMBERS = {bool, int, float, complex}

@@ -33,10 +33,12 @@ def _linspace_rule(
     kinds: Any, *, start: Any, stop: Any, num: Any = 50, dtype: Any = None, endpoint: bool = True
 ) -> tuple[Shape, Any]:
     computed = _computed(start, stop)
-    made = computed if dtype is None else sharded_dtype(dtype)
-    if computed.kind == "c" and made.kind in "iu":
-        raise ArgumentTypeError(f"dtype is {made}, and start={start} and stop={stop} are complex, which has no floor")
-    return (integer_from(0, num, "num"),), made
+    result_dtype = computed if dtype is None else sharded_dtype(dtype)
+    if computed.kind == "c" and result_dtype.kind in "iu":
+        raise ArgumentTypeError(
+            f"dtype is {result_dtype}, and start={start} and stop={stop} are complex, which has no floor"
+        )
+    return (integer_from(0, num, "num"),), result_dtype
 
 
 def _computed(start: Any, stop: Any) -> np.dtype[Any]:
@@ -174,13 +176,13 @@ def geomspace(
     first, last = computed.type(start), computed.type(stop)
     turn = np.sign(first)  # The sequence is computed from the positive real axis, and then turned.
     low, high = np.log10(first / turn), np.log10(last / turn)
-    made = logspace(low, high, num, endpoint, dtype=computed, device=device)
-    made = multiply(made, turn.item())
+    numbers = logspace(low, high, num, endpoint, dtype=computed, device=device)
+    numbers = multiply(numbers, turn.item())
     if num > 0:
-        made[0] = first.item()
+        numbers[0] = first.item()
     if num > 1 and endpoint:
-        made[-1] = last.item()
-    return made if dtype is None else astype(made, dtype)
+        numbers[-1] = last.item()
+    return numbers if dtype is None else astype(numbers, dtype)
 
 
 # -- ranges between the elements of arrays ---------------------------------------------------------
@@ -222,15 +224,15 @@ def linspace_between(
     moved = multiply(places, step)
     if parts > 0:
         moved = call("where", equal(step, 0), multiply(places / parts, span), moved)
-        made = add(moved, first)
+        numbers = add(moved, first)
     else:
-        made = add(multiply(places, span), first)
+        numbers = add(multiply(places, span), first)
     if endpoint and count > 1:
-        made = call("where", places == count - 1, last, made)
+        numbers = call("where", places == count - 1, last, numbers)
     if dtype is not None and sharded_dtype(dtype).kind in "iu":
-        made = call("floor", made)
-    made = call("moveaxis", astype(made, computed if dtype is None else dtype, copy=False), 0, axis)
-    return (made, step) if retstep else made
+        numbers = call("floor", numbers)
+    numbers = call("moveaxis", astype(numbers, computed if dtype is None else dtype, copy=False), 0, axis)
+    return (numbers, step) if retstep else numbers
 
 
 @composition(np.logspace, error_name="logspace")
@@ -271,21 +273,21 @@ def geomspace_between(
     >>> geomspace_between(st.asarray([1.0, 4.0]), 100, 3).round(6).tolist()
     [[1.0, 4.0], [10.0, 20.0], [100.0, 100.0]]
     """
-    given = [array_like(x, "geomspace") for x in (start, stop)]
-    computed = np.result_type(*map(result_type, given), np.float64)
-    first, last = [astype(x, computed, copy=False) for x in given]
+    ends = [array_like(x, "geomspace") for x in (start, stop)]
+    computed = np.result_type(*map(result_type, ends), np.float64)
+    first, last = [astype(x, computed, copy=False) for x in ends]
     zero = call("logical_or", call("any", equal(first, 0)), call("any", equal(last, 0)))
     if not lacks_elements(zero) and bool(zero):
         raise ArgumentError("geomspace: start or stop has a 0; a geometric sequence does not contain 0")
     turn = call("sign", first)  # The sequence is computed from the positive real axis, and then turned.
     low, high = divide(first, turn), divide(last, turn)
-    made = logspace_between(call("log10", low), call("log10", high), num, endpoint)
-    places = np.arange(integer_from(0, num, "num")).reshape(-1, *[1] * (len(shape_of(made)) - 1))
-    made = call("where", places == 0, low, made)
+    numbers = logspace_between(call("log10", low), call("log10", high), num, endpoint)
+    places = np.arange(integer_from(0, num, "num")).reshape(-1, *[1] * (len(shape_of(numbers)) - 1))
+    numbers = call("where", places == 0, low, numbers)
     if num > 1 and endpoint:
-        made = call("where", places == num - 1, high, made)
-    made = call("moveaxis", multiply(made, turn), 0, axis)
-    return made if dtype is None else astype(made, dtype)
+        numbers = call("where", places == num - 1, high, numbers)
+    numbers = call("moveaxis", multiply(numbers, turn), 0, axis)
+    return numbers if dtype is None else astype(numbers, dtype)
 
 
 # -- grids of coordinates --------------------------------------------------------------------------
@@ -391,8 +393,8 @@ class Grid:
             return self._line(key)
         lines = [self._line(part) for part in key]
         dtype = np.result_type(*[line.dtype for line in lines])
-        made = meshgrid(*[astype(line, dtype, copy=False) for line in lines], indexing="ij", sparse=self._sparse)
-        return made if self._sparse else stack(made)
+        coordinates = meshgrid(*[astype(line, dtype, copy=False) for line in lines], indexing="ij", sparse=self._sparse)
+        return coordinates if self._sparse else stack(coordinates)
 
     def _line(self, part: Any) -> ShardedTensor:
         if not isinstance(part, slice) or part.stop is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition
+from shardtensor.core import call, composition, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.numpy.comparisons import array_like
 from shardtensor.functions.placement.conversion import asarray
@@ -39,8 +39,8 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 Indices = tuple[ShardedTensor, ...]
 
 
-def _placed(found: Sequence[Any], device: Where | None) -> Indices:
-    return tuple([asarray(index, device=device) for index in found])
+def _placed(indices: Sequence[Any], device: Where | None) -> Indices:
+    return tuple([asarray(index, device=device) for index in indices])
 
 
 # -- of matrices -----------------------------------------------------------------------------------
@@ -49,13 +49,15 @@ def _placed(found: Sequence[Any], device: Where | None) -> Indices:
 def diag_indices(n: int, ndim: int = 2, *, device: Where | None = None) -> Indices:
     """Returns the indices of the main diagonal of an array of ``ndim`` dimensions of size n.
 
+    They are one tensor, ``ndim`` times, as in NumPy, so that a write to one of them is a write to all.
+
     >>> [i.tolist() for i in st.diag_indices(3)]
     [[0, 1, 2], [0, 1, 2]]
     """
-    return _placed(np.diag_indices(n, ndim), device)
+    return _placed(np.diag_indices(n, 1), device) * ndim
 
 
-@composition()
+@named
 def diag_indices_from(arr: ArrayLike) -> Indices:
     """Returns the indices of the main diagonal of an array, on its devices: see `diag_indices`.
 
@@ -151,17 +153,17 @@ def ix_(*args: ArrayLike) -> Indices:
     >>> x[st.ix_([0, 2], [1, 3])].tolist()
     [[1, 3], [9, 11]]
     """
-    made = []
+    indices = []
     for k, arg in enumerate(args):
-        given: Any = array_like(arg, "ix_")
-        if len(shape_of(given)) != 1:
-            raise ShapeError(f"ix_: argument {k} has {counted(len(shape_of(given)), 'dimension')}; wanted one")
-        if not shape_of(given)[0] and not hasattr(arg, "dtype"):
-            given = given.astype(np.intp)  # An empty list has no dtype.
-        if result_type(given).kind == "b":
-            given = flatnonzero(given)
-        made.append(reshape(given, tuple([-1 if d == k else 1 for d in range(len(args))])))
-    return tuple(made)
+        positions: Any = array_like(arg, "ix_")
+        if len(shape_of(positions)) != 1:
+            raise ShapeError(f"ix_: argument {k} has {counted(len(shape_of(positions)), 'dimension')}; wanted one")
+        if not shape_of(positions)[0] and not hasattr(arg, "dtype"):
+            positions = positions.astype(np.intp)  # An empty list has no dtype.
+        if result_type(positions).kind == "b":
+            positions = flatnonzero(positions)
+        indices.append(reshape(positions, tuple([-1 if d == k else 1 for d in range(len(args))])))
+    return tuple(indices)
 
 
 # -- flat indices ----------------------------------------------------------------------------------
@@ -188,11 +190,11 @@ def unravel_index(indices: ArrayLike, shape: int | Shape, order: str = "C") -> I
     sizes = checked_shape(shape, "unravel_index: shape")
     rest: Any = _integers("unravel_index: indices", array_like(indices, "unravel_index"))
     _check_bounds("unravel_index: indices", rest, math.prod(sizes))
-    made = []
+    result = []
     for size in _by_stride(sizes, order):
-        made.append(remainder(rest, size))
+        result.append(remainder(rest, size))
         rest = floor_divide(rest, size)
-    return tuple(made if order == "F" else made[::-1])
+    return tuple(result if order == "F" else result[::-1])
 
 
 @composition()
@@ -218,18 +220,18 @@ def ravel_multi_index(
     """
     sizes = checked_shape(dims, "ravel_multi_index: dims")
     listed = as_list(multi_index, "ravel_multi_index: multi_index")
-    given = [array_like(index, "ravel_multi_index") for index in listed]
+    indices = [array_like(index, "ravel_multi_index") for index in listed]
     modes = [mode] * len(sizes) if isinstance(mode, str) else as_list(mode, "ravel_multi_index: mode")
-    if len(given) != len(sizes) or len(modes) != len(sizes):
+    if len(indices) != len(sizes) or len(modes) != len(sizes):
         raise ArgumentError(
-            f"ravel_multi_index: {counted(len(given), 'index array')} and {counted(len(modes), 'mode')} for "
+            f"ravel_multi_index: {counted(len(indices), 'index array')} and {counted(len(modes), 'mode')} for "
             f"{counted(len(sizes), 'dimension')}"
         )
-    if 0 in sizes and math.prod(np.broadcast_shapes(*map(shape_of, given))):
+    if 0 in sizes and math.prod(np.broadcast_shapes(*map(shape_of, indices))):
         raise ArgumentError(f"ravel_multi_index: dims are {sizes}, an array without elements, which has no indices")
     steps = dict(zip(_order_of(len(sizes), order), np.cumprod([1, *_by_stride(sizes, order)]).tolist(), strict=False))
     total: Any = 0
-    for d, (index, size) in enumerate(zip(given, sizes, strict=True)):
+    for d, (index, size) in enumerate(zip(indices, sizes, strict=True)):
         name = f"ravel_multi_index: multi_index[{d}]"
         total = add(total, multiply(_within(name, _integers(name, index), size, modes[d]), steps[d]))
     return call("asarray", total)  # type: ignore[no-any-return]

@@ -60,11 +60,13 @@ def mapped_lines(x: ArrayLike, /, function: Callable[[Any], Any], tail: Shape, d
 @implements(mapped_lines, "kernel")
 def _mapped_lines(xp: Any, context: ShardContext | None, x: Any, *, function: Any, tail: Shape, dtype: Any) -> Any:
     shape = tuple(x.shape[:-1])
-    made = [xp.asarray(function(x[at]), dtype=np.dtype(dtype)) for at in np.ndindex(*shape)]
-    for line in made:
+    results = [xp.asarray(function(x[at]), dtype=np.dtype(dtype)) for at in np.ndindex(*shape)]
+    for line in results:
         if tuple(line.shape) != tail:
             raise ShapeError(f"func1d returned shape {tuple(line.shape)} for one line and {tail} for another")
-    return xp.reshape(xp.stack(made), (*shape, *tail)) if made else xp.empty((*shape, *tail), dtype=np.dtype(dtype))
+    return (
+        xp.reshape(xp.stack(results), (*shape, *tail)) if results else xp.empty((*shape, *tail), dtype=np.dtype(dtype))
+    )
 
 
 @hinted
@@ -87,16 +89,16 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
     >>> st.apply_along_axis(lambda line: line[::-1] - line.min(), 1, st.asarray([[1, 2], [5, 3]])).tolist()
     [[1, 0], [0, 2]]
     """
-    given: Any = call("asarray", array_like(arr, "apply_along_axis"))
+    array: Any = call("asarray", array_like(arr, "apply_along_axis"))
     try:
-        along = normalize_axis(axis, len(shape_of(given)))
+        along = normalize_axis(axis, len(shape_of(array)))
     except AxisError as error:
         raise AxisError(f"apply_along_axis: {error}") from None
-    shape = shape_of(given)
+    shape = shape_of(array)
     if 0 in (*shape[:along], *shape[along + 1 :]):
         raise ShapeError(f"apply_along_axis: arr has shape {shape}, and no lines along axis {axis}")
 
-    return lines_applied(given, _Function(lambda line: func1d(line, *args, **kwargs)), along)
+    return lines_applied(array, _Function(lambda line: func1d(line, *args, **kwargs)), along)
 
 
 @operator(error_name="apply_along_axis", tags=("internal",))
@@ -142,15 +144,15 @@ def _order(ndim: int, along: int, tail: Shape) -> tuple[int, ...]:
 
 
 def _applied_on_host(x: Any, along: int, function: _Function, tail: Shape, dtype: Any) -> Any:
-    made = _mapped_lines(np, None, np.moveaxis(x, along, -1), function=function.call, tail=tail, dtype=dtype)
-    return made.transpose(_order(x.ndim, along, tail))
+    results = _mapped_lines(np, None, np.moveaxis(x, along, -1), function=function.call, tail=tail, dtype=dtype)
+    return results.transpose(_order(x.ndim, along, tail))
 
 
 @composition(_applied_on_host)
 def _applied(x: Any, along: int, function: _Function, tail: Shape, dtype: Any) -> Any:
     """Returns the results of a function of lines along a dimension, which have the shape ``tail``."""
-    made: Any = mapped_lines(moveaxis(x, along, -1), function.call, tail, dtype)
-    return call("permute_dims", made, _order(len(shape_of(x)), along, tail))
+    results: Any = mapped_lines(moveaxis(x, along, -1), function.call, tail, dtype)
+    return call("permute_dims", results, _order(len(shape_of(x)), along, tail))
 
 
 # -- bits ------------------------------------------------------------------------------------------
@@ -217,17 +219,17 @@ def _last(caller: str, a: Any, axis: int | None, bitorder: str, kinds: str) -> t
         ArgumentTypeError: its dtype is not one of these kinds.
         ArgumentError: there is no such order.
     """
-    given = array_like(a, caller)
-    if result_type(given).kind not in kinds or ("b" not in kinds and result_type(given) != np.uint8):
+    array = array_like(a, caller)
+    if result_type(array).kind not in kinds or ("b" not in kinds and result_type(array) != np.uint8):
         raise ArgumentTypeError(
-            f"{caller}: a has dtype {result_type(given)}; wanted {'bools or integers' if 'b' in kinds else 'uint8'}"
+            f"{caller}: a has dtype {result_type(array)}; wanted {'bools or integers' if 'b' in kinds else 'uint8'}"
         )
     if bitorder not in ("big", "little"):
         raise ArgumentError(f"{caller}: bitorder is {bitorder!r}; wanted 'big' or 'little'")
     if axis is None:
-        return reshape(given, (-1,)), 0
-    along = normalize_axis(axis, len(shape_of(given)))
-    return moveaxis(given, along, -1), along
+        return reshape(array, (-1,)), 0
+    along = normalize_axis(axis, len(shape_of(array)))
+    return moveaxis(array, along, -1), along
 
 
 @composition()
@@ -242,8 +244,8 @@ def packbits(a: ArrayLike, /, axis: int | None = None, bitorder: str = "big") ->
     >>> st.packbits(st.asarray([1, 0, 1])).tolist()
     [160]
     """
-    given, along = _last("packbits", a, axis, bitorder, "biu")
-    return moveaxis(packed(given, bitorder == "little"), -1, along)
+    array, along = _last("packbits", a, axis, bitorder, "biu")
+    return moveaxis(packed(array, bitorder == "little"), -1, along)
 
 
 @composition()
@@ -261,8 +263,8 @@ def unpackbits(
     >>> st.unpackbits(st.asarray([160], dtype="uint8"), count=3).tolist()
     [1, 0, 1]
     """
-    given, along = _last("unpackbits", a, axis, bitorder, "u")
-    bits: Any = unpacked(given, bitorder == "little")
+    array, along = _last("unpackbits", a, axis, bitorder, "u")
+    bits: Any = unpacked(array, bitorder == "little")
     size = shape_of(bits)[-1]
     if count is not None and count <= size:
         bits = call("getitem", bits, (..., slice(None, count)))

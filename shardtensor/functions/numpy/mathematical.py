@@ -1,4 +1,4 @@
-"""NumPy's mathematical functions that are no ufuncs: interpolation, integrals, angles, NaN in place of numbers.
+"""NumPy's mathematical functions that are not ufuncs: interpolation, integrals, angles, NaN in place of numbers.
 
 Elementwise ones have the shape and the sharding of their operand, and no data moves. The others say how they are
 sharded.
@@ -65,8 +65,8 @@ def angle(z: ArrayLike, deg: bool = False) -> ShardedTensor:
     >>> st.angle(st.asarray([1j, -1, 1]), deg=True).tolist()
     [90.0, 180.0, 0.0]
     """
-    given = array_like(z, "angle")
-    turned: ShardedTensor = atan2(imag(given), real(given)) if iscomplexobj(given) else atan2(0, given)
+    array = array_like(z, "angle")
+    turned: ShardedTensor = atan2(imag(array), real(array)) if iscomplexobj(array) else atan2(0, array)
     return multiply(turned, 180 / _math.pi) if deg else turned
 
 
@@ -77,10 +77,10 @@ def sinc(x: ArrayLike, /) -> ShardedTensor:
     >>> st.sinc(st.asarray([0.0, 0.5])).tolist()
     [1.0, 0.6366197723675814]
     """
-    given = array_like(x, "sinc")
-    dtype = result_type(given)
+    array = array_like(x, "sinc")
+    dtype = result_type(array)
     tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 1e-20
-    turned = multiply(_math.pi, where(equal(given, 0), tiny, given))
+    turned = multiply(_math.pi, where(equal(array, 0), tiny, array))
     return divide(sin(turned), turned)
 
 
@@ -120,24 +120,24 @@ def nan_to_num(
     >>> st.nan_to_num(st.asarray([np.nan, 1.0, -np.inf]), neginf=-7.0).tolist()
     [0.0, 1.0, -7.0]
     """
-    given = array_like(x, "nan_to_num")
-    dtype = result_type(given)
-    if not copy and isinstance(given, ShardedTensor):
+    array = array_like(x, "nan_to_num")
+    dtype = result_type(array)
+    if not copy and isinstance(array, ShardedTensor):
         if dtype.kind in "fc":
-            given[...] = nan_to_num(given, True, nan, posinf, neginf)  # One kernel on GPUs, as of other calls.
-        return given
+            array[...] = nan_to_num(array, True, nan, posinf, neginf)  # One kernel on GPUs, as of other calls.
+        return array
     if dtype.kind not in "fc":
-        made = call("asarray", given, copy=copy)
+        result = call("asarray", array, copy=copy)
     elif dtype.kind == "c":
-        parts = [nan_to_num(part(given), True, nan, posinf, neginf) for part in (real, imag)]
-        made = astype(add(parts[0], multiply(parts[1], 1j)), dtype, copy=False)
+        parts = [nan_to_num(part(array), True, nan, posinf, neginf) for part in (real, imag)]
+        result = astype(add(parts[0], multiply(parts[1], 1j)), dtype, copy=False)
     else:
         limits = np.finfo(dtype)
         above = float(limits.max) if posinf is None else posinf
         below = float(limits.min) if neginf is None else neginf
-        made = where(equal(given, -_math.inf), below, where(equal(given, _math.inf), above, given))
-        made = astype(where(isnan(given), nan, made), dtype, copy=False)
-    return made  # type: ignore[no-any-return]
+        result = where(equal(array, -_math.inf), below, where(equal(array, _math.inf), above, array))
+        result = astype(where(isnan(array), nan, result), dtype, copy=False)
+    return result  # type: ignore[no-any-return]
 
 
 @composition()
@@ -147,10 +147,10 @@ def fix(x: ArrayLike, out: ShardedTensor | None = None) -> ShardedTensor:
     >>> st.fix(st.asarray([1.7, -1.7])).tolist()
     [1.0, -1.0]
     """
-    made = trunc(array_like(x, "fix"))
+    result = trunc(array_like(x, "fix"))
     if out is None:
-        return made
-    out[...] = made
+        return result
+    out[...] = result
     return out
 
 
@@ -166,14 +166,14 @@ def real_if_close(a: ArrayLike, tol: float = 100) -> ShardedTensor:
     >>> st.real_if_close(st.asarray([2.1 + 4e-14j, 5.2 + 3e-15j]), tol=1000).tolist()
     [2.1, 5.2]
     """
-    given: Any = call("asarray", array_like(a, "real_if_close"))
-    if not iscomplexobj(given):
-        return given  # type: ignore[no-any-return]
+    array: Any = call("asarray", array_like(a, "real_if_close"))
+    if not iscomplexobj(array):
+        return array  # type: ignore[no-any-return]
     if tol > 1:
-        tol = float(np.finfo(result_type(given)).eps) * tol
-    small = small_on_host(given, given)
-    close = np.all(np.abs(small[0].imag) < tol) if small else _all(less(abs(imag(given)), tol))
-    return real(given) if bool(close) else given
+        tol = float(np.finfo(result_type(array)).eps) * tol
+    small = small_on_host(array, array)
+    close = np.all(np.abs(small[0].imag) < tol) if small else _all(less(abs(imag(array)), tol))
+    return real(array) if bool(close) else array
 
 
 @composition()
@@ -185,10 +185,10 @@ def sort_complex(a: ArrayLike) -> ShardedTensor:
     >>> st.sort_complex(st.asarray([2, 1 + 2j, 1 - 1j])).tolist()
     [(1-1j), (1+2j), (2+0j)]
     """
-    made: ShardedTensor = call("sort", array_like(a, "sort_complex"))
-    if iscomplexobj(made):
-        return made
-    return astype(made, np.complex64 if made.dtype.char in "bhBH" else np.complex128)
+    result: ShardedTensor = call("sort", array_like(a, "sort_complex"))
+    if iscomplexobj(result):
+        return result
+    return astype(result, np.complex64 if result.dtype.char in "bhBH" else np.complex128)
 
 
 # -- along an axis ---------------------------------------------------------------------------------
@@ -217,9 +217,9 @@ def unwrap(
     >>> st.unwrap(st.asarray([0, 1, 2, -1, 0]), period=4).tolist()
     [0, 1, 2, 3, 4]
     """
-    given: Any = array_like(p, "unwrap")
-    along = normalize_axis(axis, len(shape_of(given)))
-    steps = diff(given, axis=along)
+    angles: Any = array_like(p, "unwrap")
+    along = normalize_axis(axis, len(shape_of(angles)))
+    steps = diff(angles, axis=along)
     least = period / 2 if discont is None else discont
     dtype = np.result_type(result_type(steps), period)
     if dtype.kind in "iu":
@@ -233,7 +233,7 @@ def unwrap(
     if ambiguous:
         turned = where(logical_and(equal(turned, low), greater(steps, 0)), high, turned)
     corrections = where(less(abs(steps), least), 0, subtract(turned, steps))
-    first, rest = _slices(given, along, slice(0, 1), slice(1, None))
+    first, rest = _slices(angles, along, slice(0, 1), slice(1, None))
     fixed = add(rest, cumulative_sum(corrections, axis=along))
     return astype(concat([astype(first, dtype), fixed], axis=along), dtype, copy=False)
 
@@ -280,9 +280,9 @@ def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike
     >>> st.ediff1d(st.asarray([1, 2, 4]), to_begin=0).tolist()
     [0, 1, 2]
     """
-    given = reshape(array_like(ary, "ediff1d"), (-1,))
-    dtype = result_type(given)
-    later, earlier = _slices(given, 0, slice(1, None), slice(None, -1))
+    flat = reshape(array_like(ary, "ediff1d"), (-1,))
+    dtype = result_type(flat)
+    later, earlier = _slices(flat, 0, slice(1, None), slice(None, -1))
     parts: list[Any] = [subtract(later, earlier)]
     for name, extra in (("to_begin", to_begin), ("to_end", to_end)):
         if extra is None:
@@ -338,20 +338,20 @@ def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: An
     if namespace is np:
         return np.asarray(np.interp(x, xp, fp, left, right))
     lib, is_complex = namespace, context.dtype.kind == "c"
-    if not is_complex and (found := own_kernel(lib, "interpolated", x, xp, fp, left, right)) is not None:
-        return found
+    if not is_complex and (values := own_kernel(lib, "interpolated", x, xp, fp, left, right)) is not None:
+        return values
     x, xp = [lib.asarray(a, dtype=np.dtype("float64")) for a in (x, xp)]
     if not is_complex:
         return _between_points(lib, x, xp, lib.asarray(fp, dtype=context.dtype), left, right)
-    fp, made = lib.asarray(fp, dtype=context.dtype), lib.zeros(x.shape, dtype=context.dtype)
+    fp, result = lib.asarray(fp, dtype=context.dtype), lib.zeros(x.shape, dtype=context.dtype)
     ends = [None if end is None else complex(end) for end in (left, right)]
     for part in ("real", "imag"):  # As in NumPy, a part that is infinite or NaN does not change the other.
         before, behind = [None if end is None else getattr(end, part) for end in ends]
-        found = _between_points(lib, x, xp, getattr(lib, part)(fp), before, behind, inverse=True)
+        values = _between_points(lib, x, xp, getattr(lib, part)(fp), before, behind, inverse=True)
         if part == "imag":
-            found = lib.where(lib.isnan(x), 0.0, found) if xp.shape[0] > 1 else found
-        getattr(lib, part)(made)[...] = found
-    return made
+            values = lib.where(lib.isnan(x), 0.0, values) if xp.shape[0] > 1 else values
+        getattr(lib, part)(result)[...] = values
+    return result
 
 
 def _between_points(
@@ -360,9 +360,9 @@ def _between_points(
     """Interpolates real values; with ``inverse``, slopes are products by inverse distances, as NumPy's complex ones."""
     n = xp.shape[0]
     outside = [end if value is None else value for end, value in ((fp[0], left), (fp[-1], right))]
-    found = lib.where(lib.greater(x, xp[-1]), outside[1], fp[-1])
+    result = lib.where(lib.greater(x, xp[-1]), outside[1], fp[-1])
     if n > 1:
-        found = lib.where(lib.isnan(x), _math.nan, found)  # NumPy gives NaN the value of a single point.
+        result = lib.where(lib.isnan(x), _math.nan, result)  # NumPy gives NaN the value of a single point.
         at = lib.clip(lib.subtract(lib.searchsorted(xp, x, side="right"), 1), 0, n - 2)
         rise, run = lib.subtract(fp[1:], fp[:-1]), lib.subtract(xp[1:], xp[:-1])
         slope = lib.multiply(rise, lib.divide(1.0, run)) if inverse else lib.divide(rise, run)
@@ -372,8 +372,8 @@ def _between_points(
         inside = lib.where(lib.isnan(inside), behind, inside)
         level = lib.logical_and(lib.isnan(inside), lib.equal(fp[at], fp[1:][at]))
         inside = lib.where(lib.logical_or(level, lib.equal(x, xp[at])), fp[at], inside)
-        found = lib.where(lib.less(x, xp[-1]), inside, found)
-    return lib.where(lib.less(x, xp[0]), outside[0], found)
+        result = lib.where(lib.less(x, xp[-1]), inside, result)
+    return lib.where(lib.less(x, xp[0]), outside[0], result)
 
 
 @composition()
@@ -405,13 +405,13 @@ def interp(
     >>> st.interp(st.asarray([0.0, 1.5, 9.0]), [1.0, 2.0, 3.0], [3.0, 2.0, 0.0]).tolist()
     [3.0, 2.5, 0.0]
     """
-    given, points, values = [array_like(a, "interp") for a in (x, xp, fp)]
+    positions, points, values = [array_like(a, "interp") for a in (x, xp, fp)]
     if period is not None:
         if period == 0:
             raise ArgumentError("interp: period is 0; wanted another number")
         _interp_rule([(), shape_of(points), shape_of(values)])
         size, left, right = _math.fabs(period), None, None
-        given, points = [remainder(astype(a, np.float64, copy=False), size) for a in (given, points)]
+        positions, points = [remainder(astype(a, np.float64, copy=False), size) for a in (positions, points)]
         order = call("argsort", points)
         points, values = [call("take", a, order) for a in (points, values)]
         ends = [_slices(a, 0, slice(-1, None), slice(0, 1)) for a in (points, values)]
@@ -425,4 +425,4 @@ def interp(
             raise ArgumentTypeError(f"interp: {name} is {end}, and fp is real; wanted a real number")
     # Plans are kept for parameters, among which 0.0 and -0.0 are equal.
     first, last = [None if end is None else (number(end), str(number(end))) for end in (left, right)]  # type: ignore[arg-type]
-    return interpolated(given, points, values, first, last)
+    return interpolated(positions, points, values, first, last)

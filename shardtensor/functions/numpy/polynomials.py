@@ -33,8 +33,8 @@ from shardtensor.tracebacks import warn_caller
 
 
 def _coefficients(x: Any, caller: str) -> Any:
-    given = array_like(x, caller)
-    return call("atleast_1d", given)
+    array = array_like(x, caller)
+    return call("atleast_1d", array)
 
 
 @composition()
@@ -52,10 +52,10 @@ def polyval(p: ArrayLike, x: ArrayLike) -> ShardedTensor:
     """
     check_no_iterator(p, "polyval: p")
     coefficients, points = array_like(p, "polyval"), call("asarray", array_like(x, "polyval"))
-    found: Any = call("zeros_like", points)
+    result: Any = call("zeros_like", points)
     for k in range(shape_of(coefficients)[0]):
-        found = add(multiply(found, points), coefficients[k])
-    return found  # type: ignore[no-any-return]
+        result = add(multiply(result, points), coefficients[k])
+    return result  # type: ignore[no-any-return]
 
 
 def _aligned(caller: str, a1: Any, a2: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -105,11 +105,11 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     >>> st.polymul(st.asarray([1, 2, 3]), [9, 5, 1]).tolist()
     [9, 23, 38, 17, 3]
     """
-    given = [_coefficients(a, "polymul") for a in (a1, a2)]
-    for name, a in zip(("a1", "a2"), given, strict=True):
+    polynomials = [_coefficients(a, "polymul") for a in (a1, a2)]
+    for name, a in zip(("a1", "a2"), polynomials, strict=True):
         if len(shape_of(a)) > 1:
             raise ShapeError(f"polymul: {name} has {counted(len(shape_of(a)), 'dimension')}; wanted one")
-    factors: list[Any] = [trim_zeros(a, "f") for a in given]
+    factors: list[Any] = [trim_zeros(a, "f") for a in polynomials]
     factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
@@ -158,10 +158,10 @@ def roots(p: ArrayLike) -> ShardedTensor:
     >>> sorted(st.roots(st.asarray([1.0, -1.0, -2.0])).round(6).tolist())
     [-1.0, 2.0]
     """
-    given = array_like(p, "roots")
-    if len(shape_of(given)) > 1:
-        raise ShapeError(f"roots: p has {counted(len(shape_of(given)), 'dimension')}; wanted one")
-    return _from_host(np.roots(on_host(given)), given)
+    coefficients = array_like(p, "roots")
+    if len(shape_of(coefficients)) > 1:
+        raise ShapeError(f"roots: p has {counted(len(shape_of(coefficients)), 'dimension')}; wanted one")
+    return _from_host(np.roots(on_host(coefficients)), coefficients)
 
 
 @composition()
@@ -181,18 +181,18 @@ def polydiv(u: ArrayLike, v: ArrayLike) -> tuple[ShardedTensor, ShardedTensor]:
     >>> [part.tolist() for part in st.polydiv(st.asarray([3.0, 5.0, 2.0]), [2.0, 1.0])]
     [[1.5, 1.75], [0.25]]
     """
-    given = [array_like(a, "polydiv") for a in (u, v)]
-    for name, a in zip("uv", given, strict=True):
+    polynomials = [array_like(a, "polydiv") for a in (u, v)]
+    for name, a in zip("uv", polynomials, strict=True):
         if len(shape_of(a)) > 1:
             raise ShapeError(f"polydiv: {name} has {counted(len(shape_of(a)), 'dimension')}; wanted one")
-    quotient, rest = [_from_host(made, *given) for made in np.polydiv(*map(on_host, given))]
+    quotient, rest = [_from_host(part, *polynomials) for part in np.polydiv(*map(on_host, polynomials))]
     return quotient, rest
 
 
-def _from_host(made: Any, *operands: Any) -> ShardedTensor:
+def _from_host(array: Any, *operands: Any) -> ShardedTensor:
     """Returns a host array as a tensor on the devices of the first tensor among the operands."""
     where = next((devices_of(x) for x in operands if isinstance(x, ShardedTensor)), None)
-    return call("asarray", made, device=where)  # type: ignore[no-any-return]
+    return call("asarray", array, device=where)  # type: ignore[no-any-return]
 
 
 @composition()
@@ -207,11 +207,11 @@ def polyder(p: ArrayLike, m: int = 1) -> ShardedTensor:
     """
     if m < 0:
         raise ArgumentError(f"polyder: m is {m}; wanted a number from 0 on")
-    found = _coefficients(p, "polyder")
+    coefficients = _coefficients(p, "polyder")
     for _ in range(m):
-        powers = np.arange(shape_of(found)[0] - 1, 0, -1)
-        found = multiply(call("getitem", found, slice(0, len(powers))), powers)
-    return call("asarray", found)  # type: ignore[no-any-return]
+        powers = np.arange(shape_of(coefficients)[0] - 1, 0, -1)
+        coefficients = multiply(call("getitem", coefficients, slice(0, len(powers))), powers)
+    return call("asarray", coefficients)  # type: ignore[no-any-return]
 
 
 @composition()
@@ -235,10 +235,10 @@ def polyint(p: ArrayLike, m: int = 1, k: Any = None) -> ShardedTensor:
     constants = np.full(m, constants[0]) if len(constants) == 1 and m > 1 else constants
     if len(constants) < m:
         raise ArgumentError(f"polyint: k has {counted(len(constants), 'constant')}; wanted {m}, or one for all")
-    found = _coefficients(p, "polyint")
+    coefficients = _coefficients(p, "polyint")
     for constant in constants[:m]:
-        found = concat([divide(found, np.arange(shape_of(found)[0], 0, -1)), constant.reshape(1)])
-    return call("asarray", found)  # type: ignore[no-any-return]
+        coefficients = concat([divide(coefficients, np.arange(shape_of(coefficients)[0], 0, -1)), constant.reshape(1)])
+    return call("asarray", coefficients)  # type: ignore[no-any-return]
 
 
 @composition()
@@ -258,20 +258,20 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Shar
     >>> st.vander(st.asarray([1, 2, 3]), 3).tolist()
     [[1, 1, 1], [4, 2, 1], [9, 3, 1]]
     """
-    given: Any = array_like(x, "vander")
-    if len(shape_of(given)) != 1:
-        raise ShapeError(f"vander: x has {counted(len(shape_of(given)), 'dimension')}; wanted one")
+    vector: Any = array_like(x, "vander")
+    if len(shape_of(vector)) != 1:
+        raise ShapeError(f"vander: x has {counted(len(shape_of(vector)), 'dimension')}; wanted one")
     if N is not None and N < 0:
         raise ShapeError(f"vander: N is {N}; wanted a number from 0 on")
-    count = shape_of(given)[0]
-    dtype = np.promote_types(result_type(given), int)
-    columns = expand_dims(astype(given, dtype), axis=1)
+    count = shape_of(vector)[0]
+    dtype = np.promote_types(result_type(vector), int)
+    columns = expand_dims(astype(vector, dtype), axis=1)
     parts = [call("ones_like", columns)]
     powers = (count if N is None else N) - 1
     if powers > 0:
         parts.append(cumulative_prod(broadcast_to(columns, (count, powers)), axis=1, dtype=dtype))
-    found = concat(parts if powers >= 0 else [call("getitem", columns, (slice(None), slice(0)))], axis=1)
-    return found if increasing else flip(found, axis=1)
+    matrix = concat(parts if powers >= 0 else [call("getitem", columns, (slice(None), slice(0)))], axis=1)
+    return matrix if increasing else flip(matrix, axis=1)
 
 
 @named
@@ -312,13 +312,13 @@ def polyfit(
     powers, scale = _scaled_powers(points, deg, weights)
     if weights is not None:
         values = multiply(values, weights if dims == 1 else expand_dims(weights, axis=1))
-    found, residuals, rank, singular = lstsq(powers, values, rtol)
-    found = divide(found, scale if dims == 1 else expand_dims(scale, axis=1))
+    coefficients, residuals, rank, singular = lstsq(powers, values, rtol)
+    coefficients = divide(coefficients, scale if dims == 1 else expand_dims(scale, axis=1))
     if full:
-        return found, residuals, rank, singular, rtol
+        return coefficients, residuals, rank, singular, rtol
     if rank <= deg:
         warn_caller("Polyfit may be poorly conditioned", np.exceptions.RankWarning)
-    return found
+    return coefficients
 
 
 @composition(recorded)

@@ -259,8 +259,8 @@ def _cross_axes(ndims: Sequence[int], axisa: int, axisb: int, axisc: int, axis: 
     Raises:
         AxisError: there is no such dimension.
     """
-    given = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
-    return tuple([normalize_axis(a, n) for a, n in zip(given, (*ndims, max(ndims)), strict=True)])  # type: ignore[return-value]
+    axes = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
+    return tuple([normalize_axis(a, n) for a, n in zip(axes, (*ndims, max(ndims)), strict=True)])  # type: ignore[return-value]
 
 
 def _cross_rule(
@@ -317,8 +317,8 @@ def _cross(
     along_a, along_b, along = _cross_axes((a.ndim, b.ndim), axisa, axisb, axisc, axis)
     a1, a2, a3 = [a[(slice(None),) * along_a + (i, ...)] for i in range(3)]
     b1, b2, b3 = [b[(slice(None),) * along_b + (i, ...)] for i in range(3)]
-    if (made := own_kernel(xp, "cross_products", (a1, a2, a3), (b1, b2, b3), along, context.dtype)) is not None:
-        return made
+    if (result := own_kernel(xp, "cross_products", (a1, a2, a3), (b1, b2, b3), along, context.dtype)) is not None:
+        return result
     pairs = ((a2, b3, a3, b2), (a3, b1, a1, b3), (a1, b2, a2, b1))
     return xp.stack([xp.subtract(xp.multiply(p, q), xp.multiply(r, s)) for p, q, r, s in pairs], axis=along)
 

@@ -129,10 +129,10 @@ def atleast_3d(*arrays: ArrayLike) -> Any:
 
 def _at_least(ndim: int) -> Callable[[Sequence[Any]], Any]:
     def composed(arrays: Sequence[Any]) -> Any:
-        found = [_with_dimensions(x, ndim) for x in arrays]
-        # `reshape` converts host arrays, and raises an error for what is no array.
-        made = tuple([x if hasattr(x, "ndim") and not is_on_host(x) else reshape(x, shape_of(x)) for x in found])
-        return made[0] if len(made) == 1 else made
+        items = [_with_dimensions(x, ndim) for x in arrays]
+        # `reshape` converts host arrays, and raises an error for an object that is not an array.
+        results = tuple([x if hasattr(x, "ndim") and not is_on_host(x) else reshape(x, shape_of(x)) for x in items])
+        return results[0] if len(results) == 1 else results
 
     return composed
 
@@ -243,10 +243,10 @@ def _columns(x: Any) -> Any:
 
 def _joined(ndim: int, axis: int, prepared: Callable[[Any], Any] | None = None) -> Callable[[Sequence[Any]], Any]:
     def composed(arrays: Sequence[Any]) -> Any:
-        made = [prepared(x) if prepared else _with_dimensions(x, ndim) for x in arrays]
-        if not made:
+        items = [prepared(x) if prepared else _with_dimensions(x, ndim) for x in arrays]
+        if not items:
             raise ShapeError("there is nothing to join; give at least one array")
-        return concat(made, axis=0 if ndim == 1 and len(shape_of(made[0])) == 1 else axis)
+        return concat(items, axis=0 if ndim == 1 and len(shape_of(items[0])) == 1 else axis)
 
     return composed
 
@@ -327,11 +327,11 @@ def _array_split(x: Any, indices_or_sections: Any, axis: int, equal: bool = Fals
         raise ShapeError("x has no dimensions to split; wanted at least one")
     d = normalize_axis(axis, len(shape_of(x)))
     size = shape_of(x)[d]
-    given = on_host(indices_or_sections)
-    if given.ndim:
-        ends = [None, *[int(n) for n in given], None]
+    sections = on_host(indices_or_sections)
+    if sections.ndim:
+        ends = [None, *[int(n) for n in sections], None]
     else:
-        count = _number(given, "indices_or_sections")
+        count = _number(sections, "indices_or_sections")
         if count < 1:
             raise ShapeError(f"{counted(count, 'part')}; wanted at least one")
         if equal and size % count:
@@ -360,11 +360,11 @@ implements(vsplit, "composite")(_split_along(0, 2))
 implements(dsplit, "composite")(_split_along(2, 3))
 
 
-def _number(given: Any, name: str) -> int:
+def _number(array: Any, name: str) -> int:
     """Returns a 0-d host array as an integer."""
-    if given.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"{name} is {given[()]!r:.60}; wanted an integer or a sequence of integers")
-    return int(given)
+    if array.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"{name} is {array[()]!r:.60}; wanted an integer or a sequence of integers")
+    return int(array)
 
 
 # -- append, delete and insert ---------------------------------------------------------------------
@@ -424,9 +424,9 @@ def _adjacent(obj: Any, size: int, axis: int) -> range | None:
         IndexingError: the position is out of bounds.
     """
     if isinstance(obj, slice):
-        found = range(*obj.indices(size))
-        found = found[::-1] if found.step < 0 else found
-        return range(found.start, max(found.start, found.stop)) if found.step == 1 else None
+        positions = range(*obj.indices(size))
+        positions = positions[::-1] if positions.step < 0 else positions
+        return range(positions.start, max(positions.start, positions.stop)) if positions.step == 1 else None
     position = on_host(obj)
     if position.ndim or position.dtype.kind not in "iu":
         return None
@@ -451,7 +451,7 @@ def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None)
         arr: a tensor or a host array.
         obj: the positions: an integer, a slice, or a list or an array of integers or a mask; read on the host.
         values: the elements, also in lists, which are cast to ``arr``'s dtype and broadcast to the shape that NumPy
-            wants.
+            expects.
         axis: the dimension; None flattens ``arr`` first.
 
     Raises:
@@ -473,11 +473,11 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     if type(values) in (int, list, tuple):
         values = converted(values, result_type(arr), "values")
     host = is_on_host(values)  # A host array remains one: see `reshape_operand`.
-    given = shape_of(values)
-    while len(given) > len(shape) and given[0] == 1:  # As in assignments.
-        given = given[1:]
-    if given != shape_of(values) or len(given) < len(shape):
-        values = reshape_operand(values, (1,) * (len(shape) - len(given)) + given)
+    value_shape = shape_of(values)
+    while len(value_shape) > len(shape) and value_shape[0] == 1:  # As in assignments.
+        value_shape = value_shape[1:]
+    if value_shape != shape_of(values) or len(value_shape) < len(shape):
+        values = reshape_operand(values, (1,) * (len(shape) - len(value_shape)) + value_shape)
     where = np.arange(*obj.indices(shape[d])) if isinstance(obj, slice) else on_host(obj)
     where = np.flatnonzero(where) if where.dtype.kind == "b" and where.ndim == 1 else where
     if where.size == 1 and where.dtype.kind in "iu":

@@ -39,9 +39,9 @@ def _values_for(dtype: np.dtype[Any], values: Any, caller: str) -> Any:
     Raises:
         RangeError: an integer does not fit the dtype.
     """
-    given = array_like(values, caller)
-    if type(values) not in (list, tuple, int) or np.asarray(given).dtype.kind not in "iu":
-        return given
+    array = array_like(values, caller)
+    if type(values) not in (list, tuple, int) or np.asarray(array).dtype.kind not in "iu":
+        return array
     try:
         return np.asarray(converted(values, dtype))
     except RangeError as error:
@@ -81,11 +81,11 @@ def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], defau
         if result_type(condition).kind != "b":
             raise ArgumentTypeError(f"select: condlist[{k}] has dtype {result_type(condition)}; wanted bools")
     choices = [array_like(c, "select") for c in choicelist]
-    found = array_like(default, "select")
-    dtype = np.result_type(*[x if type(x) in SCALARS else result_type(x) for x in (*choices, found)])
+    result = array_like(default, "select")
+    dtype = np.result_type(*[x if type(x) in SCALARS else result_type(x) for x in (*choices, result)])
     for condition, choice in zip(conditions[::-1], choices[::-1], strict=True):
-        found = where(condition, choice, found)
-    return astype(found, dtype, copy=False)
+        result = where(condition, choice, result)
+    return astype(result, dtype, copy=False)
 
 
 def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> ShardedTensor:
@@ -108,8 +108,8 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     >>> st.piecewise(x, [x < 0, x >= 0], [lambda v: -v, 10]).tolist()
     [2.0, 1.0, 10.0]
     """
-    given: Any = call("asarray", array_like(x, "piecewise"))
-    listed = isinstance(condlist, (list, tuple)) and (not condlist or np.ndim(condlist[0]) or not given.ndim)
+    array: Any = call("asarray", array_like(x, "piecewise"))
+    listed = isinstance(condlist, (list, tuple)) and (not condlist or np.ndim(condlist[0]) or not array.ndim)
     conditions = [
         astype(call("asarray", array_like(c, "piecewise")), bool) for c in (condlist if listed else [condlist])
     ]
@@ -124,20 +124,20 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
             f"piecewise: {counted(len(funclist), 'function')} for {counted(len(conditions), 'condition')}; wanted as "
             "many, or one more"
         )
-    made: Any = zeros_like(given)
+    result: Any = zeros_like(array)
     for condition, function in zip(conditions, funclist, strict=True):
         if not callable(function):
             if isinstance(function, ShardedTensor) and not function.ndim:  # It may be known only when traced code runs.
-                made = where(condition, astype(function, made.dtype), made)
+                result = where(condition, astype(function, result.dtype), result)
             else:
-                made[condition] = _values_for(made.dtype, function, "piecewise")
-        elif given.ndim:
-            chosen = given[condition]
+                result[condition] = _values_for(result.dtype, function, "piecewise")
+        elif array.ndim:
+            chosen = array[condition]
             if 0 not in shape_of(chosen):
-                made[condition] = function(chosen, *args, **kw)
+                result[condition] = function(chosen, *args, **kw)
         elif bool(condition):
-            made = call("asarray", function(given, *args, **kw), dtype=made.dtype)
-    return made  # type: ignore[no-any-return]
+            result = call("asarray", function(array, *args, **kw), dtype=result.dtype)
+    return result  # type: ignore[no-any-return]
 
 
 @composition()
@@ -163,8 +163,8 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
         raise ArgumentTypeError(f"choose: a has dtype {result_type(index)}; wanted integers")
     if type(index) is np.ndarray:
         check_indices_fit(index, "choose")
-    given = [array_like(choice, "choose") for choice in as_list(choices, "choose: choices")]
-    count = len(given)
+    arrays = [array_like(choice, "choose") for choice in as_list(choices, "choose: choices")]
+    count = len(arrays)
     if not count:
         raise ArgumentError("choose: there are no choices; wanted at least one")
     if mode == "wrap":
@@ -175,19 +175,19 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
         raise ArgumentError(f"choose: mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
     else:
         _check_bounds(index, 0, count, "choose: a")
-    dtype = result_type(*given)
-    shape = broadcast_shapes(shape_of(index), *map(shape_of, given))
-    made = (
-        broadcast_to(astype(given[0], dtype), shape)
-        if type(given[0]) not in SCALARS
-        else full(shape, given[0], dtype=dtype, device=devices_of(index))
+    dtype = result_type(*arrays)
+    shape = broadcast_shapes(shape_of(index), *map(shape_of, arrays))
+    result = (
+        broadcast_to(astype(arrays[0], dtype), shape)
+        if type(arrays[0]) not in SCALARS
+        else full(shape, arrays[0], dtype=dtype, device=devices_of(index))
     )
     for k in range(1, count):
-        made = where(equal(index, k), given[k], made)
-    made = astype(made, dtype, copy=False)
+        result = where(equal(index, k), arrays[k], result)
+    result = astype(result, dtype, copy=False)
     if out is None:
-        return made
-    out[...] = made
+        return result
+    out[...] = result
     return out
 
 
@@ -220,10 +220,10 @@ def compress(
     chosen = on_host(array_like(condition, "compress"))
     if chosen.ndim != 1:
         raise ShapeError(f"compress: condition has {counted(chosen.ndim, 'dimension')}; wanted one")
-    made = take(array_like(a, "compress"), np.flatnonzero(chosen), axis=axis)
+    result = take(array_like(a, "compress"), np.flatnonzero(chosen), axis=axis)
     if out is None:
-        return made
-    out[...] = made
+        return result
+    out[...] = result
     return out
 
 
@@ -256,17 +256,17 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
     where_to = trim.lower()
     if where_to not in ("f", "b", "fb", "bf"):
         raise ArgumentError(f"trim_zeros: trim is {trim!r}; wanted 'f', 'b' or 'fb'")
-    given: Any = array_like(filt, "trim_zeros")
-    ndim = len(shape_of(given))
+    array: Any = array_like(filt, "trim_zeros")
+    ndim = len(shape_of(array))
     axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(as_tuple(axis)).tolist()), ndim)
-    small = small_on_host(given, given)
-    used = small[0] != 0 if small else call("not_equal", given, 0)
+    small = small_on_host(array, array)
+    used = small[0] != 0 if small else call("not_equal", array, 0)
     parts = [slice(None)] * ndim
     for d in axes:
-        size, others = shape_of(given)[d], tuple([k for k in range(ndim) if k != d])
+        size, others = shape_of(array)[d], tuple([k for k in range(ndim) if k != d])
         first, last = _ends(used, others) if size else (size, 0)
         parts[d] = slice(first if "f" in where_to else 0, last if "b" in where_to else size)
-    return call("getitem", given, tuple(parts))  # type: ignore[no-any-return]
+    return call("getitem", array, tuple(parts))  # type: ignore[no-any-return]
 
 
 def _ends(used: Any, axes: tuple[int, ...]) -> tuple[int, int]:
@@ -274,8 +274,8 @@ def _ends(used: Any, axes: tuple[int, ...]) -> tuple[int, int]:
     1; the size and 0 if there is none.
     """
     if type(used) is np.ndarray:
-        found = np.flatnonzero(some := used.any(axis=axes))
-        return (int(found[0]), int(found[-1]) + 1) if found.size else (some.size, 0)
+        positions = np.flatnonzero(some := used.any(axis=axes))
+        return (int(positions[0]), int(positions[-1]) + 1) if positions.size else (some.size, 0)
     line = _any(used, axis=axes)
     size = shape_of(line)[0]
     if not bool(_any(line)):
@@ -313,18 +313,18 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     _check_target(arr, "place: arr")
     vals = _values_for(arr.dtype, vals, "place")
     if small := small_on_host(arr, array_like(mask, "place"), vals):
-        given, numbers = small
-        if numbers.size and given.size == arr.size:
-            selected = given.reshape(arr.shape).astype(bool, copy=False)
+        host_mask, numbers = small
+        if numbers.size and host_mask.size == arr.size:
+            selected = host_mask.reshape(arr.shape).astype(bool, copy=False)
             positions = np.arange(np.count_nonzero(selected)) % numbers.size
             arr[selected] = numbers.ravel()[positions].astype(arr.dtype, copy=False)
             return
-    values, given_mask = reshape(vals, (-1,)), array_like(mask, "place")
-    if math.prod(shape_of(given_mask)) != arr.size:
+    values, mask_array = reshape(vals, (-1,)), array_like(mask, "place")
+    if math.prod(shape_of(mask_array)) != arr.size:
         raise ShapeError(
-            f"place: mask has shape {shape_of(given_mask)}; wanted {counted(arr.size, 'element')}, as arr has"
+            f"place: mask has shape {shape_of(mask_array)}; wanted {counted(arr.size, 'element')}, as arr has"
         )
-    chosen = astype(reshape(given_mask, shape_of(arr)), bool, copy=False)
+    chosen = astype(reshape(mask_array, shape_of(arr)), bool, copy=False)
     count = int(call("count_nonzero", chosen))
     if not count:
         return
@@ -352,21 +352,21 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     [0, 1, -1, -2, -1]
     """
     _check_target(a, "putmask: a")
-    given, chosen = _values_for(a.dtype, values, "putmask"), array_like(mask, "putmask")
+    source, chosen = _values_for(a.dtype, values, "putmask"), array_like(mask, "putmask")
     if shape_of(chosen) != a.shape:
         if math.prod(shape_of(chosen)) != a.size:
             raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted as many elements as in a, {a.shape}")
         chosen = reshape(chosen, a.shape)
-    if 0 in shape_of(given):
+    if 0 in shape_of(source):
         return
-    if small := small_on_host(a, chosen, given):
+    if small := small_on_host(a, chosen, source):
         selected, numbers = small[0].astype(bool, copy=False), small[1].ravel()
         a[selected] = numbers[np.flatnonzero(selected) % numbers.size].astype(a.dtype, copy=False)
         return
-    if shape_of(given) and shape_of(given) != a.shape:
+    if shape_of(source) and shape_of(source) != a.shape:
         # Repeated on the host, the values are one array to send; repeating them on devices copies each repetition.
-        given = np.resize(given, a.shape) if type(given) is np.ndarray else resize(given, a.shape)
-    a[...] = where(chosen, astype(given, a.dtype, copy=False), a)
+        source = np.resize(source, a.shape) if type(source) is np.ndarray else resize(source, a.shape)
+    a[...] = where(chosen, astype(source, a.dtype, copy=False), a)
 
 
 @named
@@ -457,11 +457,11 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     if (small := small_on_host(a, values)) and small[0].size:
         a[np.unravel_index(positions, a.shape)] = np.resize(small[0], positions.shape).astype(a.dtype, copy=False)
         return
-    given = resize(values, positions.shape) if shape_of(values) else values
+    diagonal = resize(values, positions.shape) if shape_of(values) else values
     if isinstance(a, ShardedTensor) and a._base_and_view()[1].is_straight:
-        a.reshape(-1)[:end:step] = given  # a slice takes fewer kernels than index arrays
+        a.reshape(-1)[:end:step] = diagonal  # a slice takes fewer kernels than index arrays
     else:  # The flattened array is a copy.
-        a[np.unravel_index(positions, a.shape)] = given
+        a[np.unravel_index(positions, a.shape)] = diagonal
 
 
 # -- functions along axes --------------------------------------------------------------------------
@@ -482,14 +482,14 @@ def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: int | S
     >>> st.apply_over_axes(st.sum, st.ones((2, 3, 4)), [0, 2]).tolist()
     [[[8.0], [8.0], [8.0]]]
     """
-    given: Any = call("asarray", array_like(a, "apply_over_axes"))
+    array: Any = call("asarray", array_like(a, "apply_over_axes"))
     listed: Any = as_list(axes, "apply_over_axes: axes") if np.iterable(axes) else [axes]
     for axis in listed:
-        d = axis + given.ndim if axis < 0 else axis
-        made = func(given, d)
-        if made.ndim == given.ndim - 1:
-            made = call("expand_dims", made, axis=d)
-        if made.ndim != given.ndim:
+        d = axis + array.ndim if axis < 0 else axis
+        result = func(array, d)
+        if result.ndim == array.ndim - 1:
+            result = call("expand_dims", result, axis=d)
+        if result.ndim != array.ndim:
             raise ShapeError("apply_over_axes: func returned an array of another number of dimensions")
-        given = made
-    return given  # type: ignore[no-any-return]
+        array = result
+    return array  # type: ignore[no-any-return]

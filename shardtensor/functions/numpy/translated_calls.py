@@ -82,12 +82,12 @@ def _reduced_into(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
         kwargs["dtype"] = np.promote_types(dtype, out.dtype)
     if dtype == np.float16 and op.name.endswith(("std", "var")):  # NumPy rounds results only if there is no ``out``.
         kwargs.setdefault("dtype", np.promote_types(np.float32, out.dtype if out.dtype.kind == "f" else np.float32))
-    made = op.dispatch(*args, **kwargs)
-    if made.shape != out.shape:
-        raise ShapeError(f"{op.name}: out has shape {out.shape}, and the result {made.shape}; wanted equal shapes")
+    result = op.dispatch(*args, **kwargs)
+    if result.shape != out.shape:
+        raise ShapeError(f"{op.name}: out has shape {out.shape}, and the result {result.shape}; wanted equal shapes")
     if not op.name.endswith("std"):  # NumPy's ``sqrt`` checks that ``out`` can hold a float.
-        made = call("astype", made, out.dtype, copy=False)
-    return _written(op.name, made, out)
+        result = call("astype", result, out.dtype, copy=False)
+    return _written(op.name, result, out)
 
 
 def _written(name: str, result: Any, out: Any) -> Any:
@@ -267,11 +267,11 @@ def _cast(name: str, arrays: Any, dtype: Any = None, casting: Any = "same_kind")
         ArgumentTypeError: ``casting`` does not allow that.
     """
     items: list[Any] = [x if isinstance(x, Handle) else np.asarray(x) for x in arrays]
-    wanted = np.result_type(*[x.dtype for x in items]) if dtype is None else np.dtype(dtype)
+    target = np.result_type(*[x.dtype for x in items]) if dtype is None else np.dtype(dtype)
     for x in items:
-        if not np.can_cast(x.dtype, wanted, casting):
-            raise ArgumentTypeError(f"{name}: {x.dtype} to {wanted} is not allowed by casting={casting!r}")
-    return items if dtype is None else [x.astype(wanted) for x in items]
+        if not np.can_cast(x.dtype, target, casting):
+            raise ArgumentTypeError(f"{name}: {x.dtype} to {target} is not allowed by casting={casting!r}")
+    return items if dtype is None else [x.astype(target) for x in items]
 
 
 class _Form(NamedTuple):
@@ -304,13 +304,13 @@ def _call_form(function: Any, ours: Function, op: Op | None, count: int, keyword
     assert parameters is not None
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     theirs = [p.name for p in parameters.values() if p.kind in _BY_POSITION]
-    given = [] if variadic else theirs[:count]
+    positional = [] if variadic else theirs[:count]
     if count > len(theirs) and not variadic:
         raise ArgumentTypeError(
             f"{function.__name__}: {counted(count, 'argument')} by position; it takes {len(theirs)}: "
             f"{', '.join(theirs)}"
         )
-    if twice := sorted({*given} & {*keywords}):
+    if twice := sorted({*positional} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
     by_position = [p.name for p in own.values() if p.kind is p.POSITIONAL_ONLY]
     known = {*own, "out"} - {"out_sharding"} | ({"dtype", "casting"} if function.__name__ in CAST_OPERANDS else set())
@@ -322,15 +322,15 @@ def _call_form(function: Any, ours: Function, op: Op | None, count: int, keyword
     if any(p.kind is p.VAR_KEYWORD for p in own.values()):  # Files take arrays by any names.
         names = {name: name for name in keywords if name not in parameters} | names
     defaults = {p.name: p.default for p in parameters.values()}
-    arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
+    arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*positional, *keywords)]
     arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
     operands = frozenset([n for n in op.operands if n not in op.signature.trees] if op else arrays)
     operands -= {WRITTEN.get(function.__name__, "")}
     chosen = [mine for _, mine, _ in arguments]
     is_special = variadic or f"{function.__module__}.{function.__name__}" in DEFAULTS
     is_special = is_special or function.__name__ in CAST_OPERANDS or not {"out", None}.isdisjoint(chosen)
-    is_special = is_special or len({*chosen}) < len(chosen) or len(given) < len(by_position)
+    is_special = is_special or len({*chosen}) < len(chosen) or len(positional) < len(by_position)
     named = None
-    if not is_special and chosen[: len(by_position)] == by_position and tuple(chosen[len(given) :]) == keywords:
+    if not is_special and chosen[: len(by_position)] == by_position and tuple(chosen[len(positional) :]) == keywords:
         named = [(mine, default) for _, mine, default in arguments]
     return _Form(variadic, [] if variadic else by_position, operands, arguments, named)  # type: ignore[arg-type]

@@ -67,8 +67,8 @@ def _triangle(function: Callable[..., Any], lower: bool) -> None:
     def kernel(xp: Any, context: ShardContext, x: Any, *, k: int) -> Any:
         (top, bottom), (left, right) = context.boxes[0][-2:]
         below = _diagonal(k) + top - left  # of the shard
-        if (made := own_kernel(xp, "triangle", x, below, lower)) is not None:
-            return made
+        if (result := own_kernel(xp, "triangle", x, below, lower)) is not None:
+            return result
         rows = xp.reshape(xp.arange(bottom - top), (-1, 1))
         columns = xp.reshape(xp.arange(right - left), (1, -1))
         kept = xp.less_equal(columns, rows + below) if lower else xp.greater_equal(columns, rows + below)
@@ -155,9 +155,9 @@ def _diag(v: Any, k: int) -> Any:
     at = tuple([index_of(v, np.arange(first, first + count)) for first in (top, left)])
     if len(shape) == 2:
         return call("getitem", v, at)
-    made = zeros((count + abs(above),) * 2, dtype=result_type(v), device=devices_of(v))
-    made[at] = v
-    return made
+    matrix = zeros((count + abs(above),) * 2, dtype=result_type(v), device=devices_of(v))
+    matrix[at] = v
+    return matrix
 
 
 implements(diag, "small")(lambda v, k: np.array(np.diag(v, k)))

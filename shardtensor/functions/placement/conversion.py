@@ -116,7 +116,7 @@ def _check_dtype(x: Any, dtype: np.dtype[Any], copy: bool | None) -> None:
 
 def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> tuple[Any, Aval]:
     """Returns ``obj`` as a tensor or a host array, of its own dtype, and the aval of the result, after all checks."""
-    wanted = None if dtype is None else sharded_dtype(dtype)
+    result_dtype = None if dtype is None else sharded_dtype(dtype)
     if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
         raise ShapeError(f"asarray: copy=False, and {type_text(obj)} has no memory to share; wanted an array")
     if copy is False and not isinstance(obj, ShardedTensor) and (backend := array_backend(obj)):
@@ -124,13 +124,13 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
             f"asarray: copy=False, and an array of the backend {backend.name!r} is copied; st.from_dlpack(x, "
             "copy=False) shares its memory where that is possible"
         )
-    x = obj if isinstance(obj, ShardedTensor) else host_array(_by_protocol(obj, copy), "asarray", wanted)
-    wanted = x.dtype if wanted is None else wanted
-    _check_dtype(x, wanted, copy)
+    x = obj if isinstance(obj, ShardedTensor) else host_array(_by_protocol(obj, copy), "asarray", result_dtype)
+    result_dtype = x.dtype if result_dtype is None else result_dtype
+    _check_dtype(x, result_dtype, copy)
     if isinstance(x, ShardedTensor) and device is None:
-        return x, aval(x.shape, wanted, x.sharding, x.committed)
+        return x, aval(x.shape, result_dtype, x.sharding, x.committed)
     target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
-    value = aval(x.shape, wanted, target, device is not None)
+    value = aval(x.shape, result_dtype, target, device is not None)
     if copy is False and not isinstance(x, ShardedTensor) and not value.backend.on_host:
         raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
     return x, value

@@ -58,8 +58,8 @@ def make_array_from_callback(
         key = tuple([(s.start, s.stop) for s in index])
         if key not in parts:
             parts[key] = np.asarray(data_callback(index), dtype=dtype)
-    found = {k: parts[tuple([(s.start, s.stop) for s in index])] for k, index in _here(grid).items()}
-    return _assembled(name, sizes, sharding, found, None if dtype is None else np.dtype(dtype))
+    shards = {k: parts[tuple([(s.start, s.stop) for s in index])] for k, index in _here(grid).items()}
+    return _assembled(name, sizes, sharding, shards, None if dtype is None else np.dtype(dtype))
 
 
 @notes_errors
@@ -97,11 +97,11 @@ def make_array_from_process_local_data(
                 f"{begin} to {end} of {whole}"
             )
         begins.append(0 if n == whole else begin)
-    found = {
+    shards = {
         k: data[tuple([slice(s.start - begin, s.stop - begin) for s, begin in zip(index, begins, strict=True)])]
         for k, index in _here(grid).items()
     }
-    return _assembled(name, sizes, sharding, found, data.dtype)
+    return _assembled(name, sizes, sharding, shards, data.dtype)
 
 
 @notes_errors
@@ -133,14 +133,14 @@ def make_array_from_single_device_arrays(
         if array.sharding.mesh.flat[0] in by_device:
             raise ArgumentError(f"{name}: there are two arrays on {array.device}; wanted one on each device")
         by_device[array.sharding.mesh.flat[0]] = array
-    wanted = [grid.devices[k] for k in _here(grid)]
-    if set(by_device) != set(wanted):
+    devices = [grid.devices[k] for k in _here(grid)]
+    if set(by_device) != set(devices):
         raise ArgumentError(
             f"{name}: the arrays are on {[str(d) for d in by_device]}, and the sharding has these devices of this "
-            f"process: {[str(d) for d in wanted]}"
+            f"process: {[str(d) for d in devices]}"
         )
-    found = {k: by_device[grid.devices[k]] for k in _here(grid)}
-    return _assembled(name, sizes, sharding, found, arrays[0].dtype if arrays else None)
+    shards = {k: by_device[grid.devices[k]] for k in _here(grid)}
+    return _assembled(name, sizes, sharding, shards, arrays[0].dtype if arrays else None)
 
 
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -155,8 +155,8 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     def one(array: Any, spec: PartitionSpec) -> ShardedTensor:
         return make_array_from_process_local_data(NamedSharding(global_mesh, spec), array)
 
-    made = map_with_prefix(one, local_inputs, pspecs, "host_local_array_to_global_array", "pspecs", "local_inputs")
-    return replaced(local_inputs, made)
+    tensors = map_with_prefix(one, local_inputs, pspecs, "host_local_array_to_global_array", "pspecs", "local_inputs")
+    return replaced(local_inputs, tensors)
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -203,8 +203,8 @@ def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
     if not x._aval.spans:
         note(f"gather_to({described(x)}, {root})")
         return np.array(x) if root == process_index() else None
-    found = gather_across(x, "gather_to", root)
-    return found if root == process_index() else None
+    array = gather_across(x, "gather_to", root)
+    return array if root == process_index() else None
 
 
 # -- how it is done --------------------------------------------------------------------------------
@@ -257,32 +257,32 @@ def _whole_shape(caller: str, sharding: NamedSharding, shape: Shape) -> Shape:
     whole = tuple(sizes)
     offsets = sharding.grid(whole).offsets
     for d, ((first, last), n) in enumerate(zip(ends, shape, strict=True)):
-        wanted = int(offsets[d][last + 1] - offsets[d][first])
-        if n != wanted:
+        size = int(offsets[d][last + 1] - offsets[d][first])
+        if n != size:
             raise ShapeError(
                 f"{caller}: the parts of all processes make up {counted(sizes[d], 'element')} along dimension {d}, of "
-                f"which this process should have {wanted}, and local_data has {n}; give global_shape, or other parts"
+                f"which this process should have {size}, and local_data has {n}; give global_shape, or other parts"
             )
     return whole
 
 
 def _assembled(
-    caller: str, shape: Shape, sharding: NamedSharding, found: dict[int, Any], dtype: np.dtype[Any] | None
+    caller: str, shape: Shape, sharding: NamedSharding, shards: dict[int, Any], dtype: np.dtype[Any] | None
 ) -> ShardedTensor:
     """Returns the tensor with these shards of this process, each a host array or a tensor on its device."""
     if dtype is None:
-        if not found:
+        if not shards:
             raise ArgumentError(f"{caller}: no device of the sharding is in this process; give dtype")
-        dtype = next(iter(found.values())).dtype
+        dtype = next(iter(shards.values())).dtype
     value = aval(shape, sharded_dtype(dtype), as_sharding(sharding, len(shape), caller), True)
     is_compared = len(processes_of(value.sharding.mesh.flat)) > 1
     number = note(f"{caller}({value.dtype}{list(shape)} {sharding.spec})") if is_compared else 0
     grid, arrays = value.grid, []
     for k, device in enumerate(grid.devices):
-        if k not in found:
+        if k not in shards:
             arrays.append(RemoteArray(grid.shape(k), value.dtype))
             continue
-        part = found[k]
+        part = shards[k]
         if tuple(part.shape) != grid.shape(k) or part.dtype != value.dtype:
             raise ShapeError(
                 f"{caller}: the array for {device} has shape {tuple(part.shape)} and dtype {part.dtype}; wanted "
@@ -290,7 +290,7 @@ def _assembled(
             )
         is_tensor = isinstance(part, ShardedTensor)
         arrays.append(shard_arrays(part.copy())[0] if is_tensor else send(np.asarray(part), HOST, device))
-    made = mark_array(tensor_of(value, tuple(arrays)))
+    result = mark_array(tensor_of(value, tuple(arrays)))
     if is_compared:
-        made._identity = number
-    return made
+        result._identity = number
+    return result

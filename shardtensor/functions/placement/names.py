@@ -27,7 +27,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
     ``st.checkpoint_policies.save_only_these_names``.
 
     Args:
-        x: a pytree. What is no tensor is returned as it is.
+        x: a pytree. Leaves that are not tensors are returned as they are.
         name: the name.
 
     >>> def f(x):

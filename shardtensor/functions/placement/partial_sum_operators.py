@@ -193,9 +193,9 @@ def held_by_first(x: ShardedTensor) -> ShardedTensor:
 
 
 def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
-    made, backend = stacked(value), value.backend
-    buffers, shards = new_buffers(made)
-    for k, device in enumerate(made.grid.devices):
+    stack_aval, backend = stacked(value), value.backend
+    buffers, shards = new_buffers(stack_aval)
+    for k, device in enumerate(stack_aval.grid.devices):
         with backend.on(device):
-            shards[k][...] = backend.xp.reshape(arrays[k], made.grid.shape(k)) if k in arrays else 0
-    return tensor_of(made, buffers)
+            shards[k][...] = backend.xp.reshape(arrays[k], stack_aval.grid.shape(k)) if k in arrays else 0
+    return tensor_of(stack_aval, buffers)

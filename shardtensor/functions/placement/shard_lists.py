@@ -103,11 +103,11 @@ def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Sharded
         storages = part_storages(storage, [arrays[k] for (k,), _ in parts])
     else:
         storages = [Storage(tuple([arrays[k] for k in group])) for group, _ in parts]
-    made = [tensor(value, storage) for (_, value), storage in zip(parts, storages, strict=True)]
+    tensors = [tensor(value, storage) for (_, value), storage in zip(parts, storages, strict=True)]
     if is_common(x) and (identity := identity_of(x)):  # Maps take the parts together, which the whole identifies.
-        for part in made:
+        for part in tensors:
             part._identity = identity
-    return made
+    return tensors
 
 
 @implements(split_over, "infer")
@@ -122,18 +122,18 @@ def _parts_over(x: Aval, axes: Chain, drop: int | None) -> list[tuple[Sequence[i
     mesh, grid, kept = x.sharding.mesh, x.grid, [d for d in range(x.ndim) if d != drop]
     chains = x.sharding.spec.chains_of(x.ndim)
     spec = P(*[[a for a in chains[d] if a not in axes] for d in kept])
-    found: list[tuple[Sequence[int], Aval]] = []
+    parts: list[tuple[Sequence[int], Aval]] = []
     for group, part in submeshes_along(mesh, tuple([name for name in mesh.axis_names if name not in axes])):
         boxes = [grid.box(k) for k in group]
         shape = tuple([max(b[d][1] for b in boxes) - min(b[d][0] for b in boxes) for d in kept])
         one = as_sharding(part.flat[0], len(kept), "split_over") if part.size == 1 else NamedSharding(part, spec)
-        found.append((group, aval(shape, x.dtype, one, True)))
-    return found
+        parts.append((group, aval(shape, x.dtype, one, True)))
+    return parts
 
 
 @operator(error_name="expand_dims", tags=("any dtype", "internal"))
 def unsqueeze(x: ArrayLike, /, axis: int) -> ShardedTensor:
-    """Returns a tensor with a new dimension of size 1, as `expand_dims` does, that is no view.
+    """Returns a tensor with a new dimension of size 1, as `expand_dims` does, but not a view.
 
     >>> from shardtensor.functions.placement.shard_lists import unsqueeze
     >>> unsqueeze(st.arange(3), 0).shape
@@ -157,17 +157,17 @@ def unsqueeze_each(tensors: Sequence[ShardedTensor], axis: int) -> list[ShardedT
     """Returns what `unsqueeze` returns of each tensor. Tensors of one array, such as the results of a map, are not
     operands of a call each, which takes many times as long as the view.
     """
-    index, made = (slice(None),) * axis + (None,), []
+    index, results = (slice(None),) * axis + (None,), []
     with reading(tensors):
         for x in tensors:
             storage, value = x._storage, x._aval
             if type(storage) is Storage and value.sharding.mesh.size == 1 and not value.offloaded:
                 with value.backend.on(value.sharding.mesh.flat[0]):
                     view = value.backend.view(storage.buffers[0], index)
-                made.append(tensor(_unsqueezed(value, axis), *part_storages(storage, (view,))))
+                results.append(tensor(_unsqueezed(value, axis), *part_storages(storage, (view,))))
             else:
-                made.append(unsqueeze(x, axis))
-    return made
+                results.append(unsqueeze(x, axis))
+    return results
 
 
 @functools.lru_cache(1024)

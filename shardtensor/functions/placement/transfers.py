@@ -64,7 +64,7 @@ _Tree = TypeVar("_Tree")
 
 
 def _put_leaves(
-    tree: Any, wanted: Any, caller: str, what: str, default: bool, donate: bool, may_alias: bool | None
+    tree: Any, shardings: Any, caller: str, what: str, default: bool, donate: bool, may_alias: bool | None
 ) -> Any:
     """Returns a pytree with its arrays in the shardings of a prefix tree. None among its leaves stays None.
 
@@ -72,7 +72,7 @@ def _put_leaves(
 
     Args:
         tree: the pytree.
-        wanted: the prefix tree of shardings.
+        shardings: the prefix tree of shardings.
         caller: the function that errors name.
         what: the name of its argument ``wanted``.
         default: whether host arrays that get no sharding are put on the default mesh; other leaves that get none are
@@ -85,12 +85,13 @@ def _put_leaves(
             return lambda: leaf
         array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, caller)
         check_not_donated(array)
-        target, given = as_sharding(default_mesh() if where is None else where, array.ndim, caller), where is not None
+        target = as_sharding(default_mesh() if where is None else where, array.ndim, caller)
+        committed = where is not None
         return functools.partial(
-            transfer_to, array, target, caller, committed=given, donate=donate, may_alias=may_alias
+            transfer_to, array, target, caller, committed=committed, donate=donate, may_alias=may_alias
         )
 
-    puts = map_with_prefix(checked, tree, wanted, caller, what, "x")
+    puts = map_with_prefix(checked, tree, shardings, caller, what, "x")
     return replaced(tree, [put() for put in puts])
 
 
@@ -260,10 +261,10 @@ def reshard_to(
     host = not isinstance(x, ShardedTensor)
     x = located(np.asarray(x)) if host else x
     if target.spec.unreduced or (not host and x._aval.unreduced):
-        made = partial_sums_to(x, target, caller, committed, unreduced)
+        result = partial_sums_to(x, target, caller, committed, unreduced)
         if donate and not host:
             mark_donated(x, caller)
-        return mark_array(made)
+        return mark_array(result)
     value, move = _checked(x, target, caller, committed, donate, may_alias)
     if value.backend.simulated:
         return mark_array(without_elements(infer_transfer(x, target, caller, committed, donate, None)))
@@ -308,9 +309,9 @@ def check_donated(tree: Any, caller: str, name: str = "x", others: Any = ()) -> 
                 raise _donated_twice(caller, f"{what} is the same tensor as {donated[id(leaf)]}")
 
 
-def _donated_twice(caller: str, found: str) -> ArgumentError:
+def _donated_twice(caller: str, reason: str) -> ArgumentError:
     return ArgumentError(
-        f"{caller}: donate=True gives the memory of each tensor away once, and {found}; leave out donate, or give a "
+        f"{caller}: donate=True gives the memory of each tensor away once, and {reason}; leave out donate, or give a "
         "copy"
     )
 
@@ -471,8 +472,8 @@ def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
     if type(x._storage) is not OffloadedElements:
         transfer.announce_reading(x)
-    made = without_elements(x._aval)
-    return made if x._is_scalar else mark_array(made)
+    result = without_elements(x._aval)
+    return result if x._is_scalar else mark_array(result)
 
 
 @implements(copy, "algorithm")
@@ -481,10 +482,10 @@ def _copy(x: ShardedTensor) -> ShardedTensor:
     if isinstance(storage, DeferredStorage):
         storage = storage.shared()
     if type(storage) is Storage:
-        made = tensor_of(x._aval, storage.buffers)
+        result = tensor_of(x._aval, storage.buffers)
     else:
-        made = tensor(x._aval, reshard_to(x, x.sharding, "copy", may_alias=False)._storage)
-    return made if x._is_scalar else mark_array(made)
+        result = tensor(x._aval, reshard_to(x, x.sharding, "copy", may_alias=False)._storage)
+    return result if x._is_scalar else mark_array(result)
 
 
 @overload

@@ -1,1 +1,8 @@
-"""Random numbers: the functions of `shardtensor.random`, the operators that draw, and Philox on hosts and GPUs."""
+"""Random numbers: the functions of `shardtensor.random`, the operators that draw, and Philox on hosts and GPUs.
+
+The main nouns are `Key` (`random_keys`) and the words: random bits of an element, which follow from the key and its
+global index only. `samplers` has the public functions, which check their arguments and call the operators of
+`distributions`. `random_elements` computes the numbers of the elements of a shard, `random_kernel` those on a GPU by
+one kernel, and `random_examples` those of many keys, for `vmap`. A call enters by a function of `samplers` and leaves
+through operators. Interpreters must not be imported here.
+"""

@@ -402,7 +402,7 @@ def _stirling(xp: Any, k: Any) -> Any:
 _STIRLING = [
     math.lgamma(k + 1) - (k + 0.5) * math.log(k + 1) + (k + 1) - math.log(_TURN) / 2 for k in range(16)
 ]  # fmt: skip
-"""What `_stirling` returns for small integers, where its series is not accurate."""
+"""The results of `_stirling` for small integers, where its series is not accurate."""
 
 
 @operator("..., ..., ->...")
@@ -422,8 +422,8 @@ def _binomial(xp: Any, context: ShardContext, n: Any, p: Any, key: int, *, dtype
             some, odds = xp.where(many, 0.0, trials), rare / (1.0 - rare)
             values = _counted(elements, xp.exp(some * xp.log1p(0.0 - rare)), lambda k: (some - (k - 1)) / k * odds)
         if xp.any(many):
-            given = xp.where(many, trials, 4 * _FEW), xp.where(many, rare, 0.5)
-            values = xp.where(many, elements.accepted(_propose_binomial, *given), values)
+            arguments = xp.where(many, trials, 4 * _FEW), xp.where(many, rare, 0.5)
+            values = xp.where(many, elements.accepted(_propose_binomial, *arguments), values)
         return xp.where(valid, xp.where(likely, trials - values, values), -1.0)
 
     return fill(xp, context, key, sample, n, p)

@@ -190,11 +190,11 @@ def fill(
                 numbers = [number for p in parameters for number in _kernel_parameters(xp, p)]
                 write_numbers(backend, kernel[0], key, out, *_runs(xp, context), [*numbers, *kernel[1]])
             return out
-    given = [xp.reshape(p, (-1,)) if hasattr(p, "shape") else p for p in parameters]
+    arguments = [xp.reshape(p, (-1,)) if hasattr(p, "shape") else p for p in parameters]
     size = math.prod(shape)
 
     def draw(elements: Elements, begin: int, end: int) -> Any:
-        return sample(elements, *[_flat(xp, p, begin, end) for p in given])
+        return sample(elements, *[_flat(xp, p, begin, end) for p in arguments])
 
     if xp is not np or shape != context.shape:
         with np.errstate(all="ignore"):
@@ -208,7 +208,7 @@ def fill(
         begin, end = k * _HOST_PIECE, min((k + 1) * _HOST_PIECE, size)
         target[begin:end] = draw(Elements(np, key, begin, end - begin), begin, end)
 
-    with np.errstate(all="ignore") if given else _NO_ERRORS:
+    with np.errstate(all="ignore") if arguments else _NO_ERRORS:
         if size <= _HOST_PIECE:
             work(0)
         else:

@@ -1,4 +1,4 @@
-"""Random numbers of many examples, each with a key of its own: what `vmap` makes of the operators that draw them."""
+"""Random numbers of many examples, each with its own key: the results of `vmap` for the operators that draw them."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def draws_of_examples(
 
     >>> from shardtensor.functions.random.random_examples import draws_of_examples
     >>> words = np.array([[7, 0], [8, 0]])
-    >>> given = (("shape", (2,)), ("dtype", np.float64))
-    >>> made = draws_of_examples([words], "normal", (2,), (), given, np.float64)
-    >>> bool(st.all(made[1] == st.random.normal(st.random.key(8), (2,))))
+    >>> settings = (("shape", (2,)), ("dtype", np.float64))
+    >>> draws = draws_of_examples([words], "normal", (2,), (), settings, np.float64)
+    >>> bool(st.all(draws[1] == st.random.normal(st.random.key(8), (2,))))
     True
     """
 
@@ -70,8 +70,8 @@ def _draws_of_examples(
     kernel: Any = OPS[name].parts.kernel
     boxes, shapes = tuple([box[1:] for box in context.boxes[1:]]), tuple([s[1:] for s in context.shapes[1:]])
     one = ShardContext(context.box[1:], boxes, context.shape[1:], shapes, context.dtype)
-    made = []
+    draws = []
     for k in range(words.shape[0]):
         seed, stream = [int(words[k, i]) % 2**64 for i in range(2)]
-        made.append(kernel(xp, one, *[p[k] for p in parameters], seed | stream << 64, *numbers, **dict(params)))
-    return xp.stack(made) if made else xp.empty(context.local_shape, dtype=context.dtype)
+        draws.append(kernel(xp, one, *[p[k] for p in parameters], seed | stream << 64, *numbers, **dict(params)))
+    return xp.stack(draws) if draws else xp.empty(context.local_shape, dtype=context.dtype)

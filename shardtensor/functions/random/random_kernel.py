@@ -1,6 +1,6 @@
-"""Random numbers by CUDA: Philox4x64-10 and the numbers that are made of its words in one kernel, or the words alone.
+"""Random numbers by CUDA: Philox4x64-10 and the numbers computed from its words in one kernel, or only the words.
 
-The words alone take one kernel, in place of the 250 that `shardtensor.host.philox.block` takes. A kernel that makes the
+Only the words take one kernel, in place of the 250 that `shardtensor.host.philox.block` takes. A kernel that makes the
 numbers, too, reads no memory and writes the numbers only. Its expressions are those of
 `shardtensor.functions.random.distributions`, in the same order and precision, so that the numbers have the same bits,
 as far as the functions of the libraries have.
@@ -217,7 +217,7 @@ static __device__ inline double st_positive(unsigned long long word) {{
 static __device__ inline double st_even(double x) {{ return {_polynomial(normals.SERIES[:, 0].tolist(), "x")}; }}
 static __device__ inline double st_odd(double x) {{ return {_polynomial(normals.SERIES[:, 1].tolist(), "x")}; }}
 """
-"""What `shardtensor.functions.random.distributions` calls ``_positive`` and ``_polynomials``."""
+"""The functions ``_positive`` and ``_polynomials`` of `shardtensor.functions.random.distributions`."""
 
 _NORMAL = """
     #pragma unroll

@@ -138,7 +138,7 @@ def _word(value: Any, caller: str, name: str) -> int:
     """Returns an integer from 0 to 2**64 - 1, given it or an object with ``__index__``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: the value is no such integer.
+        ArgumentTypeError, ArgumentError: the value is not such an integer.
     """
     word = integer(value, caller, name)
     if not 0 <= word < _WORD:
@@ -155,7 +155,7 @@ def integer(value: Any, caller: str, name: str) -> int:
     try:
         return operator.index(value)
     except ConcretizationError:
-        raise  # It is a TypeError, too, and says what to do.
+        raise  # It is a TypeError, too, and states what to do.
     except TypeError:
         raise ArgumentTypeError(f"{caller}: {name} is {type_text(value)}; wanted an integer") from None
 
@@ -174,8 +174,8 @@ def bits_of(key: Any, caller: str) -> Any:
 def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
     """Returns keys that are made of the first two words of successive blocks."""
     if type(key) is KeyBatch:
-        found = [_keys(one, caller, counter, count) for one in key.keys]
-        return [KeyBatch(same, key.batcher) for same in zip(*found, strict=True)]
+        rows = [_keys(one, caller, counter, count) for one in key.keys]
+        return [KeyBatch(same, key.batcher) for same in zip(*rows, strict=True)]
     bits = bits_of(key, caller)
     if type(bits) is not int:
         return [key_of(bind(_DERIVED, (n, bits, counter), ())) for n in range(count)]

@@ -224,8 +224,8 @@ def choice(
         indices = distributions.permutation(bits, n=count, shape=sizes, dtype=dtype, device=device)
     if array is None:
         return indices
-    found: ShardedTensor = array[indices]
-    return found if device is None else device_put(found, as_sharding(device, found.ndim, "choice"))
+    elements: ShardedTensor = array[indices]
+    return elements if device is None else device_put(elements, as_sharding(device, elements.ndim, "choice"))
 
 
 def _elements(a: Any) -> Any:
@@ -293,8 +293,8 @@ def _result_dtype(parameters: Sequence[Any], dtype: Any, caller: str) -> np.dtyp
     if dtype is not None:
         return _float_dtype(dtype, caller)
     dtypes = [dtype_of(p) for p in parameters if not isinstance(p, float)]
-    found = np.result_type(*dtypes) if dtypes else np.dtype(np.float64)
-    return _float_dtype(found if found.kind == "f" else np.float64, caller)
+    common = np.result_type(*dtypes) if dtypes else np.dtype(np.float64)
+    return _float_dtype(common if common.kind == "f" else np.float64, caller)
 
 
 def _from_0_to(most: float) -> Callable[[float], bool]:
@@ -321,8 +321,8 @@ def bernoulli(
     """
     device = chosen(device, out_sharding, "bernoulli")
     bits = bits_of(key, "bernoulli")
-    given = [_parameter(p, "bernoulli", "p", _from_0_to(1), "a probability from 0 to 1")]
-    (operand,) = _operands("bernoulli", given, shape, device)
+    parameters = [_parameter(p, "bernoulli", "p", _from_0_to(1), "a probability from 0 to 1")]
+    (operand,) = _operands("bernoulli", parameters, shape, device)
     return distributions.bernoulli(operand, bits, dtype=np.dtype(bool))
 
 
@@ -400,9 +400,9 @@ def gamma(
     """
     device = chosen(device, out_sharding, "gamma")
     bits = bits_of(key, "gamma")
-    given = [_parameter(a, "gamma", "a", _from_0_to(math.inf), "a number of at least 0")]
-    known = _result_dtype(given, dtype, "gamma")
-    (operand,) = _operands("gamma", given, shape, device)
+    parameters = [_parameter(a, "gamma", "a", _from_0_to(math.inf), "a number of at least 0")]
+    known = _result_dtype(parameters, dtype, "gamma")
+    (operand,) = _operands("gamma", parameters, shape, device)
     return distributions.gamma(operand, bits, dtype=known)
 
 
@@ -424,8 +424,8 @@ def poisson(
     """
     device = chosen(device, out_sharding, "poisson")
     bits = bits_of(key, "poisson")
-    given = [_parameter(lam, "poisson", "lam", _from_0_to(2.0**53), "a number from 0 to 2**53")]
-    (operand,) = _operands("poisson", given, shape, device)
+    parameters = [_parameter(lam, "poisson", "lam", _from_0_to(2.0**53), "a number from 0 to 2**53")]
+    (operand,) = _operands("poisson", parameters, shape, device)
     return distributions.poisson(operand, bits, dtype=np.dtype(np.int64))
 
 
@@ -454,11 +454,11 @@ def binomial(
     """
     device = chosen(device, out_sharding, "binomial")
     bits = bits_of(key, "binomial")
-    given = [
+    parameters = [
         _parameter(n, "binomial", "n", lambda n: 0 <= n <= 2.0**53 and n == int(n), "an integer from 0 to 2**53"),
         _parameter(p, "binomial", "p", _from_0_to(1), "a probability from 0 to 1"),
     ]
-    trials, probability = _operands("binomial", given, shape, device)
+    trials, probability = _operands("binomial", parameters, shape, device)
     return distributions.binomial(trials, probability, bits, dtype=np.dtype(np.int64))
 
 
@@ -488,12 +488,14 @@ def truncated_normal(
     """
     device = chosen(device, out_sharding, "truncated_normal")
     bits = bits_of(key, "truncated_normal")
-    given = [
+    parameters = [
         _parameter(lower, "truncated_normal", "lower", lambda a: a < math.inf, "a number below inf"),
         _parameter(upper, "truncated_normal", "upper", lambda b: b > -math.inf, "a number above -inf"),
     ]
-    if all(isinstance(end, float) for end in given) and not given[0] < given[1]:
-        raise ArgumentError(f"truncated_normal: lower is {given[0]:g} and upper {given[1]:g}; wanted lower < upper")
-    known = _result_dtype(given, dtype, "truncated_normal")
-    a, b = _operands("truncated_normal", given, shape, device)
+    if all(isinstance(end, float) for end in parameters) and not parameters[0] < parameters[1]:
+        raise ArgumentError(
+            f"truncated_normal: lower is {parameters[0]:g} and upper {parameters[1]:g}; wanted lower < upper"
+        )
+    known = _result_dtype(parameters, dtype, "truncated_normal")
+    a, b = _operands("truncated_normal", parameters, shape, device)
     return distributions.truncated_normal(a, b, bits, dtype=known)

@@ -248,12 +248,12 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     if not all(isinstance(n, int) or math.isfinite(n) for n in (first, last, by)):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
     count = max(math.ceil((last - first) / by), 0)
-    made = sharded_dtype(np.result_type(*map(np.asarray, (first, last, by))) if dtype is None else dtype)
-    if made.kind == "b" and count > 2:
+    result_dtype = sharded_dtype(np.result_type(*map(np.asarray, (first, last, by))) if dtype is None else dtype)
+    if result_dtype.kind == "b" and count > 2:
         raise ArgumentTypeError(f"dtype is bool, and there are {counted(count, 'element')}; wanted at most 2 of them")
     for value in (first, first + by)[:count]:  # NumPy converts only these two and extrapolates their difference.
-        converted(value, made, "element")
-    return checked_shape((count,)), made
+        converted(value, result_dtype, "element")
+    return checked_shape((count,)), result_dtype
 
 
 @operator(_arange_rule, operands=())
@@ -299,24 +299,24 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
     low, high = sorted((first + begin * by, first + end * by))
     exact = context.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
     if exact and low >= -(2**63) and high < 2**63:  # The libraries' own ``arange`` computes in int64.
-        if (made := own_kernel(xp, "ramp", begin, end, by, first, context.dtype, np.dtype("int64"))) is not None:
-            return made
+        if (result := own_kernel(xp, "ramp", begin, end, by, first, context.dtype, np.dtype("int64"))) is not None:
+            return result
         return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=context.dtype)
     # NumPy's formula, start + i * (second - first), gives every element NumPy's bits: float16 is computed in float32.
     computed = np.dtype("f4") if context.dtype == "f2" else context.dtype
     with np.errstate(all="ignore"):
-        given = [np.asarray(value, context.dtype) for value in (first, first + by)]
-        origin, second = [value.astype(computed) for value in given]
+        first_two = [np.asarray(value, context.dtype) for value in (first, first + by)]
+        origin, second = [value.astype(computed) for value in first_two]
         delta = second - origin
         formula = [(origin + k * delta).astype(context.dtype) for k in (0, 1)]
-    made = own_kernel(xp, "ramp", begin, end, delta, origin, context.dtype, computed)
-    if made is None:
+    result = own_kernel(xp, "ramp", begin, end, delta, origin, context.dtype, computed)
+    if result is None:
         steps = xp.asarray(xp.arange(begin, end), dtype=computed)
-        made = xp.asarray(xp.add(xp.multiply(steps, delta.item()), origin.item()), dtype=context.dtype)
-    for place, value in enumerate(given):  # NumPy does not compute the first two elements.
+        result = xp.asarray(xp.add(xp.multiply(steps, delta.item()), origin.item()), dtype=context.dtype)
+    for place, value in enumerate(first_two):  # NumPy does not compute the first two elements.
         if begin <= place < end and value.tobytes() != formula[place].tobytes():
-            made[place - begin : place - begin + 1] = value.item()
-    return made
+            result[place - begin : place - begin + 1] = value.item()
+    return result
 
 
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> _ShapeAndDtype:

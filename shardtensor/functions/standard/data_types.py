@@ -115,9 +115,9 @@ def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
 def _result_type(known: list[Any]) -> np.dtype[Any]:
     named = [sharded_dtype(x) if type(x) is str or isinstance(x, type) else x for x in known]
     if any(map(is_small_float, named)):
-        given = [type(x) if type(x) in SCALARS else x for x in named]
-        if (found := promoted(given, "result_type")) is not None:
-            return found
+        operands = [type(x) if type(x) in SCALARS else x for x in named]
+        if (result := promoted(operands, "result_type")) is not None:
+            return result
         named = [np.dtype(np.float32) if is_small_float(x) else x for x in named]
     return np.result_type(*named)
 
@@ -190,11 +190,11 @@ class IntInfo:
 
     __slots__ = ("bits", "dtype", "max", "min")
 
-    def __init__(self, found: Any) -> None:
-        self.bits = int(found.bits)
-        self.max = int(found.max)
-        self.min = int(found.min)
-        self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+    def __init__(self, limits: Any) -> None:
+        self.bits = int(limits.bits)
+        self.max = int(limits.max)
+        self.min = int(limits.min)
+        self.dtype: np.dtype[Any] = np.dtype(limits.dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in self.__slots__)})"
@@ -213,13 +213,13 @@ class FloatInfo:
 
     __slots__ = ("bits", "dtype", "eps", "max", "min", "smallest_normal", "tiny")
 
-    def __init__(self, found: Any) -> None:
-        self.bits = int(found.bits)
-        self.eps = float(found.eps)
-        self.max = float(found.max)
-        self.min = float(found.min)
-        self.smallest_normal = self.tiny = float(found.smallest_normal)
-        self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+    def __init__(self, limits: Any) -> None:
+        self.bits = int(limits.bits)
+        self.eps = float(limits.eps)
+        self.max = float(limits.max)
+        self.min = float(limits.min)
+        self.smallest_normal = self.tiny = float(limits.smallest_normal)
+        self.dtype: np.dtype[Any] = np.dtype(limits.dtype)
 
     __repr__ = IntInfo.__repr__
 
@@ -262,11 +262,11 @@ def iinfo(type: npt.DTypeLike | ArrayLike, /) -> IntInfo:
     return IntInfo(np.iinfo(_limited("iinfo", type, "iu", "an integer dtype")))
 
 
-def _limited(caller: str, given: Any, kinds: str, wanted: str) -> np.dtype[Any]:
+def _limited(caller: str, argument: Any, kinds: str, wanted: str) -> np.dtype[Any]:
     """Returns the dtype of an argument of `finfo` or `iinfo`, whose kind must be one of ``kinds``."""
-    found = _dtype_of(given)
+    dtype = _dtype_of(argument)
     try:
-        known = sharded_dtype(found.dtype if isinstance(found, (np.ndarray, np.generic)) else found)
+        known = sharded_dtype(dtype.dtype if isinstance(dtype, (np.ndarray, np.generic)) else dtype)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(f"{caller}: {error}") from None
     if ("f" if is_small_float(known) else known.kind) not in kinds:

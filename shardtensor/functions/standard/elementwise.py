@@ -189,7 +189,7 @@ def ceil(x: ArrayLike, /) -> ShardedTensor:
 
 @operator("..., ..., ... -> ...", tags=("in kernels",))
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> ShardedTensor:
-    """Each element limited to [min, max], where None is no bound; max is used where min > max; NaN remains NaN.
+    """Each element limited to [min, max], where None means no bound; max is used where min > max; NaN remains NaN.
 
     >>> st.clip(st.asarray([-5, 2, 9]), 0, 4).tolist()
     [0, 2, 4]

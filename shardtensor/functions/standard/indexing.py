@@ -65,12 +65,12 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
 def _getitem_view(view_spec: ViewSpec, index: Any) -> ViewSpec | None:
     if type(index) is Index:
         return view_spec.at(index)
-    found = None if type(index) is np.ndarray else canonical(index, view_spec.shape)
-    if found is None:
+    entries = None if type(index) is np.ndarray else canonical(index, view_spec.shape)
+    if entries is None:
         return None
     # An ellipsis is one entry more: NumPy then never returns a scalar.
-    given = len(index) if isinstance(index, tuple) else 1
-    return view_spec.at(found, scalar=given == len(found) and _INTEGERS.issuperset(map(type, found)))
+    count = len(index) if isinstance(index, tuple) else 1
+    return view_spec.at(entries, scalar=count == len(entries) and _INTEGERS.issuperset(map(type, entries)))
 
 
 _INTEGERS = frozenset((int,))
@@ -80,9 +80,9 @@ _INTEGERS = frozenset((int,))
 def _canonical_getitem(x: Any, index: Any) -> Any:
     if type(index) is Index:
         return NotImplemented
-    found = None if type(index) is np.ndarray else canonical(index, shape_of(x))
-    if found is not None:
-        return getitem(x, found)
+    entries = None if type(index) is np.ndarray else canonical(index, shape_of(x))
+    if entries is not None:
+        return getitem(x, entries)
     result = bind(OPS["gather"], (x, index), ()) if type(index) is np.ndarray else _selected(x, index)
     # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
     is_array = isinstance(result, ShardedTensor) and not result._aval.ndim and has_ellipsis(index)
@@ -125,10 +125,10 @@ def _selected(x: Any, index: Any) -> Any:
     """Returns ``x[index]`` for an index that contains arrays. Each device selects elements of its own, where all have
     the whole of the dimension that one tensor of integers indexes.
     """
-    found = _rows_in(x, index)
-    if found is None:
+    rows = _rows_in(x, index)
+    if rows is None:
         return bind(OPS["gather"], (x, index), ())
-    return take_rows(x, found[0], axis=found[1])
+    return take_rows(x, rows[0], axis=rows[1])
 
 
 def _rows_in(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
@@ -137,18 +137,18 @@ def _rows_in(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
     """
     axis, indices = 0, index
     if type(index) is tuple:
-        for axis, indices in enumerate(index):  # noqa: B007 - up to the first entry that is no whole dimension
+        for axis, indices in enumerate(index):  # noqa: B007 - up to the first entry that is not a whole dimension
             if type(indices) is not slice or indices != _WHOLE:
                 break
         if any(type(entry) is not slice or entry != _WHOLE for entry in index[axis + 1 :]):
             return None
     if type(indices) is not ShardedTensor or type(x) is not ShardedTensor or axis >= x.ndim:
         return None
-    value, given = x._aval, indices._aval
-    if len(value.grid.offsets[axis]) != 2 or not given.ndim or given.dtype.kind not in "iu":
+    value, index_value = x._aval, indices._aval
+    if len(value.grid.offsets[axis]) != 2 or not index_value.ndim or index_value.dtype.kind not in "iu":
         return None
-    here, there = value.sharding, given.sharding
-    if here.mesh != there.mesh or here.memory_kind != there.memory_kind or not value.size or not given.size:
+    here, there = value.sharding, index_value.sharding
+    if here.mesh != there.mesh or here.memory_kind != there.memory_kind or not value.size or not index_value.size:
         return None
     return indices, axis
 

@@ -21,7 +21,7 @@ _Group = Device | Mesh | NamedSharding | None
 
 
 class NamespaceInfo:
-    """What the namespace offers: its devices, its dtypes and its capabilities; see `__array_namespace_info__`."""
+    """The properties of the namespace: its devices, its dtypes and its capabilities; see `__array_namespace_info__`."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ class NamespaceInfo:
 
         Raises:
             ArgumentError: there is no such kind.
-            ArgumentTypeError: ``device`` is no device, or ``kind`` is not text.
+            ArgumentTypeError: ``device`` is not a device, or ``kind`` is not text.
         """
         backend = backend_of(_first(device))
         known = {name: np.dtype(name) for name in _NAMES if backend.has_dtype(np.dtype(name))}

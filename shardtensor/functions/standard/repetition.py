@@ -331,7 +331,7 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
     if mode in ("constant", "empty"):
         values = _pairs(constant_values if mode == "constant" else 0, len(shape), "constant_values")
         return _pad_constant(x, widths, values)
-    made, ramps = reshape(x, shape, copy=True), _pairs(end_values, len(shape), "end_values")
+    result, ramps = reshape(x, shape, copy=True), _pairs(end_values, len(shape), "end_values")
     lengths = [(None, None)] * len(shape) if stat_length is None else _pairs(stat_length, len(shape), "stat_length")
     for d, (n, (before, after)) in enumerate(zip(shape, widths, strict=True)):
         if not before + after:
@@ -340,12 +340,12 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
             raise ShapeError(f"dimension {d} of x has size 0 and no elements to pad with in mode {mode!r}")
         if mode in _INDEXED:
             index = np.pad(np.arange(n), (before, after), mode)  # type: ignore[call-overload]
-            made = concat([taken(made, index[:before], d), made, taken(made, index[before + n :], d)], axis=d)
+            result = concat([taken(result, index[:before], d), result, taken(result, index[before + n :], d)], axis=d)
         elif mode == "linear_ramp":
-            made = _pad_ramp(made, d, (before, after), ramps[d])
+            result = _pad_ramp(result, d, (before, after), ramps[d])
         else:
-            made = _pad_statistic(made, d, (before, after), mode, lengths[d])
-    return made
+            result = _pad_statistic(result, d, (before, after), mode, lengths[d])
+    return result
 
 
 def _pad_ramp(x: Any, d: int, widths: tuple[int, int], values: tuple[Any, Any]) -> Any:
@@ -369,17 +369,19 @@ def _pad_small(x: Any, pad_width: Any, mode: str, constant_values: Any, end_valu
     return np.pad(x, pad_width, mode, **values.get(mode, {}))  # type: ignore[call-overload]
 
 
-def _pairs(given: Any, ndim: int, name: str) -> list[tuple[Any, Any]]:
+def _pairs(argument: Any, ndim: int, name: str) -> list[tuple[Any, Any]]:
     """Returns an argument of `pad` as a pair for each dimension."""
-    if isinstance(given, dict):
+    if isinstance(argument, dict):
         pairs: list[tuple[Any, Any]] = [(0, 0)] * ndim
-        for axis, value in given.items():
+        for axis, value in argument.items():
             pairs[normalize_axis(axis, ndim)] = _pairs(value, 1, name)[0]
         return pairs
     try:
-        wide = np.broadcast_to(on_host(given), (ndim, 2))
+        wide = np.broadcast_to(on_host(argument), (ndim, 2))
     except ValueError:
-        raise ShapeError(f"{name} is {given!r:.60}; wanted a pair for each of {counted(ndim, 'dimension')}") from None
+        raise ShapeError(
+            f"{name} is {argument!r:.60}; wanted a pair for each of {counted(ndim, 'dimension')}"
+        ) from None
     return [tuple(pair) for pair in wide.tolist()]
 
 
@@ -393,18 +395,18 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], values: list[tuple[Any,
         return padded(x, widths=tuple(widths), value=value.tobytes())
     if len(numbers) < 2:
         where = where and NamedSharding(where, x.sharding.spec, memory_kind=x.sharding.memory_kind)
-        made = full(new, numbers.pop() if numbers else 0, dtype=dtype, device=where)
-        made[tuple([slice(before, before + n) for n, (before, _) in zip(shape, widths, strict=True)])] = x
-        return made
-    made = x
+        result = full(new, numbers.pop() if numbers else 0, dtype=dtype, device=where)
+        result[tuple([slice(before, before + n) for n, (before, _) in zip(shape, widths, strict=True)])] = x
+        return result
+    result = x
     for d, (counts, fills) in enumerate(zip(widths, values, strict=True)):
-        rest = shape_of(made)
+        rest = shape_of(result)
         ends = [
             full((*rest[:d], n, *rest[d + 1 :]), value, dtype=dtype, device=where)
             for n, value in zip(counts, fills, strict=True)
         ]
-        made = concat([ends[0], made, ends[1]], axis=d)
-    return made
+        result = concat([ends[0], result, ends[1]], axis=d)
+    return result
 
 
 def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str, lengths: tuple[Any, Any]) -> Any:
@@ -417,11 +419,13 @@ def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str, lengths: 
     ends: list[Any] = []
     for k, part in enumerate((slice(0, counts[0]), slice(size - counts[1], size))):
         if k and counts == [size, size]:
-            found = ends[0]
+            statistic = ends[0]
         else:
-            found = _STATISTICS[mode](x if counts[k] == size else taken(x, part, d), axis=d, keepdims=True)
-            found = astype(call("round", found) if np.dtype(dtype).kind in "iu" else found, dtype, copy=False)
-        ends.append(found)
+            statistic = _STATISTICS[mode](x if counts[k] == size else taken(x, part, d), axis=d, keepdims=True)
+            statistic = astype(
+                call("round", statistic) if np.dtype(dtype).kind in "iu" else statistic, dtype, copy=False
+            )
+        ends.append(statistic)
     before, after = [broadcast_to(end, (*rest[:d], n, *rest[d + 1 :])) for end, n in zip(ends, widths, strict=True)]
     return concat([before, x, after], axis=d)
 
@@ -436,18 +440,18 @@ def small_on_host(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]
     """
     if not is_executing() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
         return None
-    found = []
+    arrays = []
     with reading(operands):
         for operand in operands:
             if isinstance(operand, ShardedTensor):
                 if operand.size > _SMALL or not runs_whole(operand):
                     return None
-                found.append(np.array(transfer.whole_array(operand)))
+                arrays.append(np.array(transfer.whole_array(operand)))
             elif type(operand) is np.ndarray or type(operand) in SCALARS:
-                found.append(np.asarray(operand))
+                arrays.append(np.asarray(operand))
             else:
                 return None
-    return found if all(is_element(array.dtype) for array in found) else None
+    return arrays if all(is_element(array.dtype) for array in arrays) else None
 
 
 _SMALL = 1 << 10

@@ -47,7 +47,7 @@ def cumulative_sum(
     sharded, the totals of the shards are gathered along it, and each device adds the total of the shards before its
     own: P devices send P (P - 1) sums of each line. For x of up to 64 KiB, the first device of a process receives all
     elements, computes the same bits, and sends the other devices their parts (but not if another dimension is split,
-    too, and the elements are no integers). The rounding of floating-point sums depends only on the mesh.
+    too, and the elements are not integers). The rounding of floating-point sums depends only on the mesh.
 
     Args:
         x: a tensor or an array.
@@ -105,18 +105,18 @@ class _Cumulative(NamedTuple):
             return self.ufunc.reduce, self.ufunc.accumulate, self.ufunc
         return getattr(xp, self.reduction), getattr(xp, f"cum{self.reduction}"), getattr(xp, self.ufunc.__name__)
 
-    def dtype(self, value: Aval, wanted: Any) -> np.dtype[Any]:
+    def dtype(self, value: Aval, dtype: Any) -> np.dtype[Any]:
         """Returns the dtype of the result."""
-        if wanted is not None:
-            return sharded_dtype(wanted)
+        if dtype is not None:
+            return sharded_dtype(dtype)
         return getattr(np, self.reduction)(np.ones(1, value.dtype)).dtype  # type: ignore[no-any-return]
 
     def composed(self, x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
         """Converts operands for which NumPy has no loop, and joins what precedes the first elements to the result."""
         if axis is None and not shape_of(x):  # NumPy takes a scalar for one element.
             return self.function(_reshape(x, (1,)), axis=0, dtype=dtype, include_initial=include_initial)
-        given, wanted = dtype_of(x).kind, None if dtype is None else sharded_dtype(dtype).kind
-        if wanted and given != wanted and (wanted == "b" or given == "m"):
+        source, target = dtype_of(x).kind, None if dtype is None else sharded_dtype(dtype).kind
+        if target and source != target and (target == "b" or source == "m"):
             x = _call("astype", x, dtype)  # NumPy's loops of bools take no numbers, and those of numbers no durations.
             return self.function(x, axis=axis, dtype=dtype, include_initial=include_initial)
         if not truth_of(include_initial, "include_initial"):
@@ -137,8 +137,10 @@ class _Cumulative(NamedTuple):
 
     def of_whole(self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool) -> _Whole | None:
         """Returns what one device computes; see `distributed`."""
-        made = self.dtype(value, dtype)
-        return _scan_of_whole(value, _axis(axis, value.ndim), self.of, dtype=made, exact="iu", loop=_loop(made))
+        result_dtype = self.dtype(value, dtype)
+        return _scan_of_whole(
+            value, _axis(axis, value.ndim), self.of, dtype=result_dtype, exact="iu", loop=_loop(result_dtype)
+        )
 
     def of_parts(
         self,

@@ -244,11 +244,11 @@ def _announcing_nonzero(x: Any) -> tuple[ShardedTensor, ...]:
     rows = _rows_of(x)
     if not rows.backend.on_host:
         return _found_on_devices(rows)
-    found = np.nonzero(rows.whole())
-    sizes = np.diff(np.searchsorted(found[0], rows.grid.offsets[0]))[rows.grid.parts[:, 0]].tolist()
-    for _ in found:
+    indices = np.nonzero(rows.whole())
+    sizes = np.diff(np.searchsorted(indices[0], rows.grid.offsets[0]))[rows.grid.parts[:, 0]].tolist()
+    for _ in indices:
         rows.redistribute(sizes, rows.sharding, _INDEX)
-    return tuple(map(rows.tensor, found))
+    return tuple(map(rows.tensor, indices))
 
 
 _INDEX = np.dtype("int64")
@@ -302,5 +302,5 @@ def argwhere(x: ArrayLike, /) -> ShardedTensor:
 def _argwhere(x: Any) -> Any:
     if shape_of(x):
         return _stack(nonzero(x), axis=1)
-    found = nonzero(_reshape(x, (1,)))[0]  # As in NumPy, of an array without dimensions: one row without columns.
-    return call("getitem", _reshape(found, (-1, 1)), (slice(None), slice(0)))
+    positions = nonzero(_reshape(x, (1,)))[0]  # As in NumPy, of an array without dimensions: one row without columns.
+    return call("getitem", _reshape(positions, (-1, 1)), (slice(None), slice(0)))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.core import call, implements, operator
-from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
+from shardtensor.functions.algorithms.distinct import Extras, distinct, distinct_of_rows
 from shardtensor.functions.algorithms.first_device import is_few, on_first, runs_whole, shares_memory
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.building.split_search import are_split_alike, isin_sorted
@@ -160,8 +160,8 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
     differs = call("any", call("not_equal", ordered[1:], ordered[:-1]), axis=1)
     new = call("concat", [np.ones(min(count, 1), bool), differs])
     starts = call("flatnonzero", new)
-    found = ordered[starts]
-    results = [call("moveaxis", call("reshape", found, (found.shape[0], *shape)), 0, along)]
+    unique_slices = ordered[starts]
+    results = [call("moveaxis", call("reshape", unique_slices, (unique_slices.shape[0], *shape)), 0, along)]
     if index:
         results.append(order[starts])
     if inverse:
@@ -173,13 +173,13 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
 
 
 def _declare(
-    function: Callable[..., Any], select: Callable[..., tuple[Wanted, bool]], make: Callable[..., Any]
+    function: Callable[..., Any], select: Callable[..., tuple[Extras, bool]], make: Callable[..., Any]
 ) -> None:
     """Implements one of these functions.
 
     Args:
         function: the function.
-        select: returns what is wanted, and whether NaN are equal, given the parameters.
+        select: returns the extras, and whether NaN are equal, given the parameters.
         make: makes the result of the list of arrays.
     """
 
@@ -193,11 +193,11 @@ def _declare(
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, **params: Any) -> Any:
-        wanted, equal_nan = select(*params.values())
+        extras, equal_nan = select(*params.values())
         flat = xp.reshape(x, (-1,))
-        values, *others = distinct(xp, flat, wanted, equal_nan)
-        if wanted[1]:
-            others[wanted[0]] = xp.reshape(others[wanted[0]], x.shape)
+        values, *others = distinct(xp, flat, extras, equal_nan)
+        if extras[1]:
+            others[extras[0]] = xp.reshape(others[extras[0]], x.shape)
         return make(values, *others)
 
 
@@ -212,31 +212,31 @@ _declare(
 )
 
 
-def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool, announcing: bool = False) -> list[ShardedTensor]:
-    """Returns the distinct values and what is wanted of the indices, the inverse and the counts, in this order.
+def _unique(x: Any, name: str, extras: Extras, equal_nan: bool, announcing: bool = False) -> list[ShardedTensor]:
+    """Returns the distinct values and the selected ones of the indices, the inverse and the counts, in this order.
 
     Where devices share a memory, they find them together, unless the messages of each are needed (``announcing``).
     """
     shape: Shape = shape_of(x)
     if not shape:
         one = x[None] if isinstance(x, ShardedTensor) else np.reshape(x, (1,))
-        made = _unique(one, name, wanted, equal_nan, announcing)
-        if wanted[1]:
-            made[1 + wanted[0]] = made[1 + wanted[0]][0]
-        return made
+        results = _unique(one, name, extras, equal_nan, announcing)
+        if extras[1]:
+            results[1 + extras[0]] = results[1 + extras[0]][0]
+        return results
     rows = Rows(x, name)
     if rows.backend.on_host and not announcing:
-        return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))
+        return list(map(rows.tensor, _on_host(rows.whole(), extras, equal_nan)))
     if (shares_memory(x) and not announcing) or (isinstance(x, ShardedTensor) and is_few(x._aval)):
-        return on_first(x, lambda alone: _unique(alone, name, wanted, equal_nan), rows.sharding, name)
-    return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
+        return on_first(x, lambda alone: _unique(alone, name, extras, equal_nan), rows.sharding, name)
+    return distinct_of_rows(rows, shape, x.dtype, extras, equal_nan)
 
 
-def _on_host(x: Any, wanted: Wanted, equal_nan: bool) -> Sequence[Any]:
-    made = distinct(np, x.reshape(-1), wanted, equal_nan)
-    if wanted[1]:
-        made[1 + wanted[0]] = made[1 + wanted[0]].reshape(x.shape)
-    return made
+def _on_host(x: Any, extras: Extras, equal_nan: bool) -> Sequence[Any]:
+    results = distinct(np, x.reshape(-1), extras, equal_nan)
+    if extras[1]:
+        results[1 + extras[0]] = results[1 + extras[0]].reshape(x.shape)
+    return results
 
 
 # -- membership ------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ def _declare(function: Callable[..., Any], indices: bool) -> None:
 
     def whole(value: Aval, *, axis: int, descending: bool, stable: bool) -> Whole:
         along, order = normalize_axis(axis, value.ndim), Order(descending, stable, indices)
-        made = aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
-        return Whole(made, lambda xp, x: order.apply(xp, x, along), (along,))
+        result = aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+        return Whole(result, lambda xp, x: order.apply(xp, x, along), (along,))
 
     @distributed(function, whole=whole, messages="by elements")
     def ordered(
@@ -142,29 +142,29 @@ def _declare_partition(function: Callable[..., Any], indices: bool) -> None:
         if axis is None:
             return function(reshape(x, (-1,)), kth, axis=0)
         if isinstance(kth, np.ndarray) and kth.ndim:
-            found = _check_kth(kth, shape_of(x), normalize_axis(axis, len(shape_of(x)))).ravel().tolist()
-            return function(x, tuple(found or [0]), axis=axis)  # Without indices, any order will do.
+            ranks = _check_kth(kth, shape_of(x), normalize_axis(axis, len(shape_of(x)))).ravel().tolist()
+            return function(x, tuple(ranks or [0]), axis=axis)  # Without indices, any order is correct.
         return NotImplemented
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: ShardContext | None, x: Any, *, kth: Any, axis: int) -> Any:
-        found, along = _check_kth(kth, x.shape, axis), normalize_axis(axis, x.ndim)
+        ranks, along = _check_kth(kth, x.shape, axis), normalize_axis(axis, x.ndim)
         if xp is np:
-            return (np.argpartition if indices else np.partition)(x, found, axis=along)
+            return (np.argpartition if indices else np.partition)(x, ranks, axis=along)
         return order.apply(xp, x, along)
 
     def whole(value: Aval, *, kth: Any, axis: int) -> Whole:
         along = normalize_axis(axis, value.ndim)
         _check_kth(kth, value.shape, along)
-        made = aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
-        return Whole(made, lambda xp, x: on_device(xp, None, x, kth=kth, axis=along), (along,))
+        result = aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+        return Whole(result, lambda xp, x: on_device(xp, None, x, kth=kth, axis=along), (along,))
 
     @distributed(function, whole=whole, messages="by elements")
     def parted(x: Shards, along: Callable[[int], MeshCommunicator], *, kth: Any, axis: int) -> Shards:
-        made, compute, (dimension,) = whole(x.value, kth=kth, axis=axis)
+        result, compute, (dimension,) = whole(x.value, kth=kth, axis=axis)
         if x.value.grid.counts[dimension] > 1:
             return sample_sort(x, along, dimension, order)
-        return x.map(compute, shape=lambda shape: shape, dtype=made.dtype).assembled(made)
+        return x.map(compute, shape=lambda shape: shape, dtype=result.dtype).assembled(result)
 
 
 _declare_partition(partition, indices=False)
@@ -181,13 +181,13 @@ def _check_kth(kth: Any, shape: Shape, axis: int) -> Any:
         ArgumentTypeError: they are not integers.
         ArgumentError: an index is out of bounds, and there are elements.
     """
-    found, size = np.asarray(kth), shape[axis]
-    if found.dtype.kind not in "iu":
+    ranks, size = np.asarray(kth), shape[axis]
+    if ranks.dtype.kind not in "iu":
         raise ArgumentTypeError(f"kth is {kth!r:.60}; wanted integers")
-    for k in found.ravel().tolist():
+    for k in ranks.ravel().tolist():
         if not -size <= k < size and 0 not in shape:
             raise ArgumentError(f"kth {k} is out of bounds for {counted(size, 'element')}")
-    return found
+    return ranks
 
 
 # -- compositions ----------------------------------------------------------------------------------

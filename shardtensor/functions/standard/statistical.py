@@ -18,7 +18,7 @@ Common to all of them:
 Raises:
     AxisError: x has no such axis, or an axis occurs twice.
     ShapeError: the reduced dimensions have no elements, and the function has no value for none (`max` and `min`).
-    ArgumentTypeError: the function is not defined for x's dtype, or ``where`` is no array of bools.
+    ArgumentTypeError: the function is not defined for x's dtype, or ``where`` is not an array of bools.
     ArgumentError: an extremum has ``where``, but not ``initial``; both ``correction`` and ``ddof`` are given.
 """
 

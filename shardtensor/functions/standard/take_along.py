@@ -70,18 +70,18 @@ def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
     check_integers(indices)
     if axis is None:
         return take_along_axis(reshape(x, (-1,)), indices, axis=0)
-    shape, wanted = shape_of(x), shape_of(indices)
-    if not isinstance(x, ShardedTensor) or len(wanted) != len(shape):
+    shape, index_shape = shape_of(x), shape_of(indices)
+    if not isinstance(x, ShardedTensor) or len(index_shape) != len(shape):
         return NotImplemented
     along = normalize_axis(axis, x.ndim)
     if x._aval.grid.counts[along] == 1:
         return NotImplemented
-    lines = [(*sizes[:along], 1, *sizes[along + 1 :]) for sizes in (shape, wanted)]
+    lines = [(*sizes[:along], 1, *sizes[along + 1 :]) for sizes in (shape, index_shape)]
     try:
         rest = np.broadcast_shapes(*lines)
     except ValueError:
         return NotImplemented  # Its rule raises the error.
-    sizes = [(*rest[:along], n, *rest[along + 1 :]) for n in (shape[along], wanted[along])]
+    sizes = [(*rest[:along], n, *rest[along + 1 :]) for n in (shape[along], index_shape[along])]
     operands = [
         a if shape_of(a) == size else call("broadcast_to", a, size) for a, size in zip((x, indices), sizes, strict=True)
     ]
@@ -99,8 +99,8 @@ def take_along_split(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> Shard
 
 
 def _taken_of_whole(value: Aval, indices: Aval, *, axis: int) -> Whole:
-    made = aval(indices.shape, value.dtype, value.sharding, value.committed)
-    return Whole(made, lambda xp, x, indices: _take_along(xp, None, x, indices, axis=axis), (axis,))
+    result = aval(indices.shape, value.dtype, value.sharding, value.committed)
+    return Whole(result, lambda xp, x, indices: _take_along(xp, None, x, indices, axis=axis), (axis,))
 
 
 @distributed(take_along_split, whole=_taken_of_whole, messages="by elements")

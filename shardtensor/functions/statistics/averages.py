@@ -56,8 +56,8 @@ def ptp(a: ArrayLike, axis: _Axis = None, *, keepdims: bool = False) -> ShardedT
     >>> st.ptp(st.asarray([[4, 9], [2, 10]]), axis=1).tolist()
     [5, 8]
     """
-    given = array_like(a, "ptp")
-    return subtract(_max(given, axis=axis, keepdims=keepdims), _min(given, axis=axis, keepdims=keepdims))
+    array = array_like(a, "ptp")
+    return subtract(_max(array, axis=axis, keepdims=keepdims), _min(array, axis=axis, keepdims=keepdims))
 
 
 @named
@@ -87,36 +87,38 @@ def average(
     >>> st.average(st.asarray([1.0, 2.0, 6.0]), weights=[3, 1, 0]).item()
     1.25
     """
-    given: Any = array_like(a, "average")
-    shape = shape_of(given)
+    array: Any = array_like(a, "average")
+    shape = shape_of(array)
     axis = as_tuple(axis)
     axes = None if axis is None else normalize_axes(axis, len(shape))
     if weights is None:
-        found = _mean(given, axis=axes, keepdims=keepdims)
+        result = _mean(array, axis=axes, keepdims=keepdims)
         count = np.prod([shape[d] for d in (range(len(shape)) if axes is None else axes)])
-        return (found, call("full_like", found, int(count))) if returned else found
+        return (result, call("full_like", result, int(count))) if returned else result
     check_no_iterator(weights, "average: weights")
     heavy = _weights(array_like(weights, "average"), shape, axes)
-    narrow = (np.float64,) if result_type(given).kind in "biu" else ()
-    dtype = np.result_type(result_type(given), result_type(heavy), *narrow)
+    narrow = (np.float64,) if result_type(array).kind in "biu" else ()
+    dtype = np.result_type(result_type(array), result_type(heavy), *narrow)
     scale = _sum(heavy, axis=axes, dtype=dtype, keepdims=keepdims)
     zero = _any(equal(scale, 0))
     if not lacks_elements(zero) and bool(zero):
         raise ZeroDivisionError("average: the weights add up to zero; wanted another sum, by which to divide")
-    total = _sum(multiply(given, astype(heavy, dtype, copy=False)), axis=axes, dtype=dtype, keepdims=keepdims)
-    found = divide(total, scale)
-    return (found, broadcast_to(scale, shape_of(found))) if returned else found
+    total = _sum(multiply(array, astype(heavy, dtype, copy=False)), axis=axes, dtype=dtype, keepdims=keepdims)
+    result = divide(total, scale)
+    return (result, broadcast_to(scale, shape_of(result))) if returned else result
 
 
 def _weights(weights: Any, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> Any:
     """Returns weights that broadcast to an array of that shape."""
-    given = shape_of(weights)
-    if given == shape:
+    weight_shape = shape_of(weights)
+    if weight_shape == shape:
         return weights
     if axes is None:
-        raise ArgumentTypeError(f"average: weights has shape {given} and a {shape}; wanted an axis, or equal shapes")
-    if given != tuple([shape[d] for d in axes]):
-        raise ShapeError(f"average: weights has shape {given}; wanted that of a along axis {axes}")
+        raise ArgumentTypeError(
+            f"average: weights has shape {weight_shape} and a {shape}; wanted an axis, or equal shapes"
+        )
+    if weight_shape != tuple([shape[d] for d in axes]):
+        raise ShapeError(f"average: weights has shape {weight_shape}; wanted that of a along axis {axes}")
     ordered = permute_dims(weights, tuple(np.argsort(axes).tolist()))
     return broadcast_to(reshape(ordered, tuple([n if d in axes else 1 for d, n in enumerate(shape)])), shape)
 
@@ -207,19 +209,19 @@ def _variables(x: Any, rowvar: bool, dtype: Any) -> Any:
 
 def _observation_weights(fweights: Any, aweights: Any, count: int) -> Any:
     """Returns the weights of observations as a host array, or None."""
-    found = None
-    for name, given in (("fweights", fweights), ("aweights", aweights)):
-        if given is None:
+    product = None
+    for name, argument in (("fweights", fweights), ("aweights", aweights)):
+        if argument is None:
             continue
-        weights = on_host(given).astype(np.float64)
+        weights = on_host(argument).astype(np.float64)
         if weights.ndim > 1 or weights.shape != (count,):
             raise ShapeError(f"cov: {name} has shape {weights.shape}; wanted ({count},), one for each observation")
         if name == "fweights" and not np.all(weights == np.around(weights)):
             raise ArgumentTypeError("cov: fweights are not integers; wanted how often each observation counts")
         if np.any(weights < 0):
             raise ArgumentError(f"cov: {name} has negative elements; wanted weights from 0 on")
-        found = weights if found is None else found * weights
-    return found
+        product = weights if product is None else product * weights
+    return product
 
 
 def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> Any:

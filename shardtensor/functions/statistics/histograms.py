@@ -94,7 +94,7 @@ _SORTED = 1 << 16
 """Elements that are sorted to be counted, which stay in a core's cache."""
 
 
-def _counts_of_parts(x: Any, edges: Any, given: Any) -> Any:
+def _counts_of_parts(x: Any, edges: Any, options: Any) -> Any:
     """Returns NumPy's histogram of a long array, whose parts are counted in threads: sums of integers are exact.
 
     Where the bins are fewer than the elements of a part, numbers of NumPy's fast sorting algorithms are sorted, and the
@@ -107,7 +107,7 @@ def _counts_of_parts(x: Any, edges: Any, given: Any) -> Any:
     def work(k: int) -> None:
         part = x[k * size : (k + 1) * size]
         if not sorts:
-            counts[k] = np.histogram(part, **given)[0]
+            counts[k] = np.histogram(part, **options)[0]
             return
         ordered = np.sort(part)
         before = np.searchsorted(ordered, edges[:-1])
@@ -123,20 +123,20 @@ def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights:
     weights = None if weights is None else xp.reshape(weights, (-1,))
     if xp is np:
         # The outer edges, which are rounded to their dtype, would not give the same edges again.
-        given: Any = {"bins": edges} if first is None else {"bins": len(edges) - 1, "range": (first, last)}
+        options: Any = {"bins": edges} if first is None else {"bins": len(edges) - 1, "range": (first, last)}
         if weights is None and x.size >= 2 * _PART:
-            return _counts_of_parts(x, edges, given)
-        return np.histogram(x, **given, weights=weights)[0]
+            return _counts_of_parts(x, edges, options)
+        return np.histogram(x, **options, weights=weights)[0]
     count = edges.shape[0] - 1
     if not count:
         return xp.zeros((0,), dtype=context.dtype)
-    if weights is None and (found := own_kernel(xp, "histogram_counts", x, edges)) is not None:
-        return found
+    if weights is None and (counts := own_kernel(xp, "histogram_counts", x, edges)) is not None:
+        return counts
     total, step = None, max(PIECE, count)
     for begin in range(0, max(x.shape[0], 1), step):
         some = slice(begin, begin + step)
-        made = _counts_of_piece(xp, context, x[some], edges, None if weights is None else weights[some])
-        total = made if total is None else xp.add(total, made)
+        piece = _counts_of_piece(xp, context, x[some], edges, None if weights is None else weights[some])
+        total = piece if total is None else xp.add(total, piece)
     return total
 
 
@@ -150,10 +150,10 @@ def _counts_of_piece(xp: Any, context: ShardContext, x: Any, edges: Any, weights
     if weights is None:
         return xp.bincount(at, None, count + 1)[:count]
     if context.dtype.kind == "c":
-        made = xp.zeros((count,), dtype=context.dtype)
+        sums = xp.zeros((count,), dtype=context.dtype)
         for part in (xp.real, xp.imag):  # A product with 1j would be NaN for infinities.
-            part(made)[...] = xp.bincount(at, part(weights), count + 1)[:count]
-        return made
+            part(sums)[...] = xp.bincount(at, part(weights), count + 1)[:count]
+        return sums
     return xp.bincount(at, xp.asarray(weights, dtype=np.dtype("float64")), count + 1)[:count]
 
 
@@ -280,10 +280,10 @@ def _range_of(x: Any, dtype: np.dtype[Any]) -> Sequence[Any]:
     """Returns the least and the greatest element; other numbers where nothing but shapes is inferred."""
     if 0 in shape_of(x):
         return 0, 1
-    found, interpreter = [call(name, x) for name in ("min", "max")], innermost()
-    if interpreter is not None and interpreter.only_infers and lacks_elements(found[0]):
+    ends, interpreter = [call(name, x) for name in ("min", "max")], innermost()
+    if interpreter is not None and interpreter.only_infers and lacks_elements(ends[0]):
         return dtype.type(0), dtype.type(1)
-    return [dtype.type(element.item()) for element in found]
+    return [dtype.type(element.item()) for element in ends]
 
 
 @composition()
@@ -295,10 +295,10 @@ def histogram_bin_edges(
     >>> st.histogram_bin_edges(st.asarray([1.0, 4.0]), 3).tolist()
     [1.0, 2.0, 3.0, 4.0]
     """
-    given = array_like(a, "histogram_bin_edges")
+    array = array_like(a, "histogram_bin_edges")
     if isinstance(bins, str):
         raise ArgumentError(_ESTIMATED.format(f"histogram_bin_edges: bins={bins!r}", repr(bins)))
-    edges = array_like(bins, "histogram_bin_edges") if np.ndim(bins) else _uniform_edges(given, bins, range)[1]
+    edges = array_like(bins, "histogram_bin_edges") if np.ndim(bins) else _uniform_edges(array, bins, range)[1]
     return call("asarray", edges)  # type: ignore[no-any-return]
 
 
@@ -384,7 +384,7 @@ def histogramdd(
         )
     if weights is not None and shape_of(weights) != shape_of(columns[0]):
         raise ShapeError(f"weights has shape {shape_of(weights)}; wanted {shape_of(columns[0])}, one for each point")
-    edges = [_edges_along(*given) for given in zip(columns, each, ranges, strict=True)]
+    edges = [_edges_along(*arguments) for arguments in zip(columns, each, ranges, strict=True)]
     total = _bin_of(columns[0], edges[0])
     for column, line in zip(columns[1:], edges[1:], strict=True):
         total = multiply(total, len(line) + 1)
@@ -413,10 +413,10 @@ def _columns(sample: Any) -> list[Any]:
         columns = [call("asarray", array_like(column, "histogramdd")) for column in sample]
         dtype = np.result_type(*map(dtype_of, columns))  # They are the columns of one array.
         return [call("astype", column, dtype, copy=False) for column in columns]
-    given = call("asarray", sample)
-    if given.ndim != 2:
-        given = call("matrix_transpose", call("atleast_2d", given))
-    return [given[:, k] for k in builtins.range(given.shape[1])]
+    points = call("asarray", sample)
+    if points.ndim != 2:
+        points = call("matrix_transpose", call("atleast_2d", points))
+    return [points[:, k] for k in builtins.range(points.shape[1])]
 
 
 def _edges_along(column: Any, bins: Any, range: Any) -> Any:

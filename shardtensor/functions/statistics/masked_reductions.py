@@ -23,7 +23,7 @@ def mask_of(where: Any, shape: tuple[int, ...]) -> Any:
     """Returns the argument ``where`` of a function as an array of bools.
 
     Raises:
-        ArgumentTypeError: it is no array of bools.
+        ArgumentTypeError: it is not an array of bools.
         ShapeError: it does not broadcast to ``shape``.
     """
     mask = np.asarray(where, bool) if isinstance(where, (list, tuple, bool)) else where
@@ -58,17 +58,17 @@ def scalar_of(value: Any, dtype: np.dtype[Any]) -> Any:
     return element if dtype.kind in "mM" else element.item()
 
 
-def with_initial(name: str, found: Any, initial: Any) -> Any:
+def with_initial(name: str, result: Any, initial: Any) -> Any:
     """Combines the result of a reduction with ``initial`` by the elementwise operator of that name."""
-    return found if initial is None else call(name, found, scalar_of(initial, dtype_of(found)))
+    return result if initial is None else call(name, result, scalar_of(initial, dtype_of(result)))
 
 
 def sum_of(name: str, combine: str, neutral: int) -> Callable[..., Any]:
     """Returns the options of a sum or product."""
 
     def extended(x: Any, axis: Any, dtype: Any, keepdims: bool, *, initial: Any, where: Any) -> Any:
-        found = call(name, selected(x, where, neutral), axis=axis, dtype=dtype, keepdims=keepdims)
-        return with_initial(combine, found, initial)
+        result = call(name, selected(x, where, neutral), axis=axis, dtype=dtype, keepdims=keepdims)
+        return with_initial(combine, result, initial)
 
     return extended
 
@@ -94,10 +94,10 @@ def extremum_of(name: str, combine: str, *, skips_nan: bool = False) -> Callable
             raise ArgumentError("where needs initial, because the result of no elements is undefined")
         if is_empty(x, axis):
             return of_nothing(x, axis, keepdims, initial)
-        found = call(name, selected(x, where, initial), axis=axis, keepdims=keepdims)
+        result = call(name, selected(x, where, initial), axis=axis, keepdims=keepdims)
         if skips_nan and dtype_of(x).kind in "fcmM":
-            found = call("where", call("isnan", found), scalar_of(initial, dtype_of(x)), found)
-        return with_initial(combine, found, initial)
+            result = call("where", call("isnan", result), scalar_of(initial, dtype_of(x)), result)
+        return with_initial(combine, result, initial)
 
     return extended
 
@@ -128,19 +128,18 @@ def _count(x: Any, where: Any, axis: Any, keepdims: bool) -> Any:
 
 def masked_mean(x: Any, axis: Any, dtype: Any, keepdims: bool, *, where: Any) -> Any:
     """Returns the mean of the selected elements; NaN where there are none."""
-    given = dtype_of(x)
-    made = np.mean(np.ones(1, given), dtype=dtype).dtype
-    wide = np.result_type(made, np.float32) if dtype is None and made.kind in "fc" else made
+    result_dtype = np.mean(np.ones(1, dtype_of(x)), dtype=dtype).dtype
+    wide = np.result_type(result_dtype, np.float32) if dtype is None and result_dtype.kind in "fc" else result_dtype
     total = call("sum", selected(x, where, 0), axis=axis, dtype=wide, keepdims=keepdims)
     with np.errstate(invalid="ignore"):
-        return call("astype", call("divide", total, _count(x, where, axis, keepdims)), made, copy=False)
+        return call("astype", call("divide", total, _count(x, where, axis, keepdims)), result_dtype, copy=False)
 
 
 def masked_var(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, few: float = 0.0) -> Any:
     """Returns the variance of the selected elements. Where there are at most ``correction`` of them, it is divided by
     ``few``.
     """
-    made = np.var(np.ones(1, dtype_of(x))).dtype
+    result_dtype = np.var(np.ones(1, dtype_of(x))).dtype
     wide = call("astype", x, np.result_type(np.mean(np.ones(1, dtype_of(x))), np.float32), copy=False)
     center = masked_mean(wide, axis, None, True, where=where)
     distance = selected(call("subtract", wide, center), where, 0)
@@ -149,21 +148,21 @@ def masked_var(x: Any, axis: Any, correction: float, keepdims: bool, *, where: A
     freedom = call("subtract", _count(x, where, axis, keepdims), correction)
     freedom = call("where", call("greater", freedom, 0), freedom, few)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return call("astype", call("divide", spread, freedom), made, copy=False)
+        return call("astype", call("divide", spread, freedom), result_dtype, copy=False)
 
 
 def computed_in(x: Any, dtype: Any) -> Any:
-    """Returns x in the dtype that a call asks for.
+    """Returns x in the dtype that a call requests.
 
     Raises:
         ArgumentTypeError: the dtype is neither real nor complex floating-point, or real for complex x.
     """
     if dtype is None:
         return x
-    wanted = sharded_dtype(dtype)
-    if wanted.kind not in "fc" or (wanted.kind == "f" and dtype_of(x).kind == "c"):
-        raise ArgumentTypeError(f"dtype is {wanted} for elements of {dtype_of(x)}; wanted a floating-point dtype")
-    return call("astype", x, wanted, copy=False)
+    target = sharded_dtype(dtype)
+    if target.kind not in "fc" or (target.kind == "f" and dtype_of(x).kind == "c"):
+        raise ArgumentTypeError(f"dtype is {target} for elements of {dtype_of(x)}; wanted a floating-point dtype")
+    return call("astype", x, target, copy=False)
 
 
 def one_of(ddof: Any, correction: Any) -> Any:
@@ -194,13 +193,13 @@ def spread_in_reals(
     real, imag = [call("astype", call(part, x), wide, copy=False) for part in ("real", "imag")]
     if where is True:
         where = np.ones((), bool)
-    found = masked_var(real, axis, correction, keepdims, where=where, few=few)
+    variance = masked_var(real, axis, correction, keepdims, where=where, few=few)
     heights = call("sum", selected(call("square", imag), where, 0), axis=axis, keepdims=keepdims)
     freedom = call("subtract", _count(x, where, axis, keepdims), correction)
     freedom = call("where", call("greater", freedom, 0), freedom, few)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = call("add", found, call("divide", heights, freedom))
-    return call("astype", call("sqrt", found) if name == "std" else found, dtype, copy=False)
+        variance = call("add", variance, call("divide", heights, freedom))
+    return call("astype", call("sqrt", variance) if name == "std" else variance, dtype, copy=False)
 
 
 def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,10 +213,10 @@ def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
             return spread_in_reals(name, x, axis, correction, keepdims, where=where, dtype=dtype)
         x = computed_in(x, dtype)
         if where is True:
-            found = call(name, x, axis=axis, correction=correction, keepdims=keepdims)
+            result = call(name, x, axis=axis, correction=correction, keepdims=keepdims)
         else:
-            found = masked(x, axis, correction, keepdims, where=where)
+            result = masked(x, axis, correction, keepdims, where=where)
         is_complex = dtype is not None and np.dtype(dtype).kind == "c"
-        return call("astype", found, dtype) if is_complex else found
+        return call("astype", result, dtype) if is_complex else result
 
     return extended

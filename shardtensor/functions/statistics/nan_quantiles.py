@@ -72,8 +72,8 @@ def _of_whole(x: Any, *, q: tuple[float, ...], width: str, axes: tuple[int, ...]
     if method == MEDIAN:
         return np.asarray(np.nanmedian(x, axis=axes), dtype)[None]
     if is_weak(width):
-        found = [np.nanquantile(x, number, axis=axes, method=method) for number in q]
-        return np.stack([np.asarray(a, dtype) for a in found])
+        results = [np.nanquantile(x, number, axis=axes, method=method) for number in q]
+        return np.stack([np.asarray(a, dtype) for a in results])
     # NumPy takes the dtype of the first line, which is another one if all its elements are NaN.
     wide = np.asarray(x, dtype)
     return np.ascontiguousarray(np.nanquantile(wide, np.asarray(q, width), axis=axes, method=method))
@@ -105,9 +105,9 @@ def _nan_quantiles(
             context = Result((len(q), array.shape[0]), value.dtype)
             return quantiles_of_lines(xp, context, array, list(q), width, 1, method, True)
 
-        made = whole.map(of_lines, shape=lambda shape: (len(q), shape[0]), dtype=value.dtype)
-        found = made.of(comm.all_gather(made, 1))
-        back = found.map(lambda xp, a, shape: xp.reshape(a, shape), shapes, shape=shaped, dtype=value.dtype)
+        result = whole.map(of_lines, shape=lambda shape: (len(q), shape[0]), dtype=value.dtype)
+        gathered = result.of(comm.all_gather(result, 1))
+        back = gathered.map(lambda xp, a, shape: xp.reshape(a, shape), shapes, shape=shaped, dtype=value.dtype)
         return back.assembled(value)
 
     ordered = lines.map(Order(stable=False).apply, shape=lambda shape: shape, dtype=dtype)
@@ -125,16 +125,16 @@ def _nan_quantiles(
         picks.append(of_one_line(comm, run, sizes, ranks).arrays)
 
     def between(xp: Any, array: Any, total: Any, weights: Any, shape: Shape, *rows: Any) -> Any:
-        found = xp.stack(rows)[: array.shape[0]]
+        elements = xp.stack(rows)[: array.shape[0]]
         none = xp.asarray((total == 0).tolist(), dtype=np.dtype("bool"))[:, None]
         if weights is not None:
             weights = xp.reshape(xp.asarray(weights.tolist(), dtype=weights.dtype), (array.shape[0], len(q)))
-        lower, upper = found[:, : len(q)], found[:, len(q) :]
+        lower, upper = elements[:, : len(q)], elements[:, len(q) :]
         return interpolated(xp, Result(shape, value.dtype), lower, upper, weights, width, method, none)
 
     distances = [w for _, _, w in beside]
-    made = lines.map(between, totals, distances, shapes, *picks, shape=shaped, dtype=value.dtype)
-    return made.assembled(value)
+    result = lines.map(between, totals, distances, shapes, *picks, shape=shaped, dtype=value.dtype)
+    return result.assembled(value)
 
 
 def _numbers(xp: Any, lines: Any) -> Any:

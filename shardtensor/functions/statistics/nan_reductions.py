@@ -235,8 +235,8 @@ def _declare_extremum(function: Callable[..., Any], name: str, value: float) -> 
         if context.dtype.kind in "mM":
             limit = np.iinfo("int64").max if value > 0 else -np.iinfo("int64").max
             least, missing = [np.array(a, context.dtype)[()] for a in (limit, "NaT")]
-        found = getattr(xp, name)(xp.where(nan, least, x), axis=axis, keepdims=keepdims)
-        return xp.where(xp.all(nan, axis=axis, keepdims=keepdims), missing, found)
+        extremum = getattr(xp, name)(xp.where(nan, least, x), axis=axis, keepdims=keepdims)
+        return xp.where(xp.all(nan, axis=axis, keepdims=keepdims), missing, extremum)
 
 
 def _declare_index(function: Callable[..., Any], name: str, value: float) -> None:
@@ -245,12 +245,12 @@ def _declare_index(function: Callable[..., Any], name: str, value: float) -> Non
 
     @implements(function, "composite")
     def composite(x: Any, axis: Any, keepdims: bool) -> Any:
-        found = call(name, _filled(x, value), axis=axis, keepdims=keepdims)
+        index = call(name, _filled(x, value), axis=axis, keepdims=keepdims)
         if dtype_of(x).kind in "fc":
             empty = call("any", call("all", call("isnan", x), axis=axis))
             if not lacks_elements(empty) and bool(empty):
                 raise ArgumentError(f"all elements along axis {axis} are NaN, where the result is undefined")
-        return found
+        return index
 
 
 def _declare_cumulative(function: Callable[..., Any], name: str, value: float) -> None:
@@ -304,10 +304,10 @@ def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..
             return _options.spread_in_reals(name, x, axis, fewer, keepdims, where=chosen, dtype=dtype, few=_math.nan)
         x = _options.computed_in(x, dtype)
         if where is True and not has_nan:
-            made = call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
-            return made if dtype is None else call("astype", made, dtype_of(x), copy=False)
-        made = masked(x, axis, fewer, keepdims, where=_chosen(x, where), few=_math.nan)  # Too few have no variance.
-        return made if dtype is None else call("astype", made, dtype_of(x), copy=False)
+            result = call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
+            return result if dtype is None else call("astype", result, dtype_of(x), copy=False)
+        result = masked(x, axis, fewer, keepdims, where=_chosen(x, where), few=_math.nan)  # Too few have no variance.
+        return result if dtype is None else call("astype", result, dtype_of(x), copy=False)
 
 
 for _function in (nanmean, nanvar, nanstd, nansum, nanprod, nancumsum, nancumprod):

@@ -205,8 +205,8 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
                 q = q.reshape(-1)
             if not x.size and name == "nanquantile":  # NumPy's results lack the dimensions of the quantiles.
                 return np.full(context.local_shape, np.nan, context.dtype)
-            found = getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
-            return np.reshape(found, context.local_shape)
+            result = getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
+            return np.reshape(result, context.local_shape)
         return quantiles_of_lines(xp, context, x, q, width_of(q), axis, method, name == "nanquantile")
 
     @implements(percents, "composite")
@@ -263,14 +263,14 @@ def _ranks_aval(value: Aval, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -
 
 
 def _ranks_of_whole(value: Aval, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Whole:
-    made, rest = _ranks_aval(value, ranks=ranks, axes=axes), [d for d in range(value.ndim) if d not in axes]
-    lines = math.prod(made.shape[1:]), math.prod([value.shape[d] for d in axes])
+    result, rest = _ranks_aval(value, ranks=ranks, axes=axes), [d for d in range(value.ndim) if d not in axes]
+    lines = math.prod(result.shape[1:]), math.prod([value.shape[d] for d in axes])
 
     def compute(xp: Any, x: Any) -> Any:
-        found = picked(xp, xp.reshape(xp.permute_dims(x, (*rest, *axes)), lines), ranks)
-        return xp.reshape(xp.moveaxis(found, -1, 0), made.shape)
+        elements = picked(xp, xp.reshape(xp.permute_dims(x, (*rest, *axes)), lines), ranks)
+        return xp.reshape(xp.moveaxis(elements, -1, 0), result.shape)
 
-    return Whole(made, compute)
+    return Whole(result, compute)
 
 
 @distributed(elements_of_ranks, whole=_ranks_of_whole, messages="move")
@@ -299,9 +299,9 @@ def _is_split(x: Any, axes: tuple[int, ...]) -> bool:
 
 def _without_nan(x: Any, q: Any, width: str, axes: tuple[int, ...], method: str, keepdims: bool) -> Any:
     """Returns the quantiles of the elements that are not NaN, for which the elements beside them are selected."""
-    made = nan_quantiles(x, q=tuple(q.reshape(-1).tolist()), width=width, axes=axes, method=method)
+    result = nan_quantiles(x, q=tuple(q.reshape(-1).tolist()), width=width, axes=axes, method=method)
     rest = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-    return reshape(made, (*q.shape, *rest))
+    return reshape(result, (*q.shape, *rest))
 
 
 def _by_selection(x: Any, q: Any, width: str, axes: tuple[int, ...], method: str, keepdims: bool) -> Any:
@@ -314,9 +314,9 @@ def _by_selection(x: Any, q: Any, width: str, axes: tuple[int, ...], method: str
     picks = elements_of_ranks(x, ranks=tuple(ranks.tolist()), axes=axes)
     below, above = [tuple(np.searchsorted(ranks, at).tolist()) for at in (lower, upper)]
     distances = None if weights is None else tuple(weights.tolist())  # Those of narrow dtypes are exact, too.
-    made = between(picks, weights=distances, width=width, lower=below, upper=above, method=method)
+    result = between(picks, weights=distances, width=width, lower=below, upper=above, method=method)
     rest = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-    return reshape(made, (*q.shape, *rest))
+    return reshape(result, (*q.shape, *rest))
 
 
 def _between_rule(shapes: Sequence[Shape], *, lower: tuple[int, ...], **params: Any) -> tuple[str, Shape]:

@@ -218,5 +218,5 @@ def interpolated(
     nearer, rest = xp.greater_equal(weight, 0.5), xp.subtract(1, weight)
     if context.dtype.kind != "m":  # Durations are multiplied by numbers.
         weight, rest = [xp.asarray(w, dtype=context.dtype) for w in (weight, rest)]
-    found = xp.where(nearer, xp.subtract(b, xp.multiply(step, rest)), xp.add(a, xp.multiply(step, weight)))
-    return _finished(xp, context, found, nan)
+    result = xp.where(nearer, xp.subtract(b, xp.multiply(step, rest)), xp.add(a, xp.multiply(step, weight)))
+    return _finished(xp, context, result, nan)

@@ -114,12 +114,12 @@ def _call(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     if len(outs) == 1 and isinstance(outs[0], ShardedTensor) and mask is True and casting == "same_kind":
         bind_into(outs[0], op, *splitter(op)(*operands, **params))  # Eager mode computes in place.
         return outs[0]
-    found = op.dispatch(*operands, **params)
-    results = found if isinstance(found, tuple) else (found,)
+    value = op.dispatch(*operands, **params)
+    results = value if isinstance(value, tuple) else (value,)
     for result, out in zip(results, outs, strict=True):
         _check_out(ufunc.__name__, result, out, casting)  # Before any of them is written.
-    made = tuple([_stored(r, o, mask, casting) for r, o in zip(results, outs, strict=True)])
-    return made[0] if len(made) == 1 else made
+    outputs = tuple([_stored(r, o, mask, casting) for r, o in zip(results, outs, strict=True)])
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _in_dtypes(ufunc: np.ufunc, operands: Sequence[Any], signature: Any, casting: Any) -> list[Any]:
@@ -174,20 +174,20 @@ def _harmless(ufunc: np.ufunc, x: Any, mask: Any) -> Any:
 
 
 def _check_out(name: str, result: Any, out: Any, casting: Any) -> None:
-    """Raises an error if a result cannot be written into ``out``, a tensor or a host array; None is no output.
+    """Raises an error if a result cannot be written into ``out``, a tensor or a host array; None means no output.
 
     Raises:
-        ArgumentTypeError: ``casting`` does not allow the dtypes, or ``out`` is no array.
+        ArgumentTypeError: ``casting`` does not allow the dtypes, or ``out`` is not an array.
         ShapeError: the shapes do not fit.
     """
     if out is None:
         return
     if not isinstance(out, (ShardedTensor, np.ndarray)):
         raise ArgumentTypeError(f"{name}: out is {type_text(out)}; wanted a tensor or a host array")
-    given = dtype_of(result)
-    if not np.can_cast(given, out.dtype, casting):
+    result_dtype = dtype_of(result)
+    if not np.can_cast(result_dtype, out.dtype, casting):
         raise ArgumentTypeError(
-            f"{name}: the result has dtype {given}, and casting={casting!r} does not allow out of {out.dtype}"
+            f"{name}: the result has dtype {result_dtype}, and casting={casting!r} does not allow out of {out.dtype}"
         )
     if _common_shape(name, [shape_of(result), out.shape]) != out.shape:
         raise ShapeError(f"{name}: the result has shape {shape_of(result)}, and out {out.shape}")
@@ -249,18 +249,18 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
         raise ShapeError(f"{what}: initial is None where a result may be that of no elements; wanted a number")
     initial = None if initial is np._NoValue else initial
     if name in ("add", "multiply"):
-        found = call(_REDUCTIONS[name], x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
+        result = call(_REDUCTIONS[name], x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
     elif name in ("logical_and", "logical_or"):
         neutral = name == "logical_and"
-        found = logical(_REDUCTIONS[name], neutral)(x, axis, keepdims, where=where)
-        found = with_initial(name, found, initial)
+        result = logical(_REDUCTIONS[name], neutral)(x, axis, keepdims, where=where)
+        result = with_initial(name, result, initial)
     else:
         x = x if dtype is None else call("astype", x, dtype, copy=False)
         if name in _REDUCTIONS:
-            found = call(_REDUCTIONS[name], x, axis=axis, keepdims=keepdims, initial=initial, where=where)
+            result = call(_REDUCTIONS[name], x, axis=axis, keepdims=keepdims, initial=initial, where=where)
         else:
-            found = _folded(ufunc, x, axis, keepdims, initial, where)
-    return _reduced_into(what, found, out)
+            result = _folded(ufunc, x, axis, keepdims, initial, where)
+    return _reduced_into(what, result, out)
 
 
 def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any, x: Any) -> Any:
@@ -284,17 +284,17 @@ def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any, x: Any) -> 
     return dtype
 
 
-def _reduced_into(what: str, found: Any, out: Any) -> Any:
+def _reduced_into(what: str, result: Any, out: Any) -> Any:
     """Returns a result, written into ``out`` if that is not None, which may have any dtype, as in NumPy.
 
     Raises:
         ShapeError: ``out`` has another shape.
     """
     if out is None:
-        return found
-    if shape_of(found) != out.shape:
-        raise ShapeError(f"{what}: out has shape {out.shape}, and the result {shape_of(found)}; wanted equal shapes")
-    return into(what, call("astype", found, out.dtype, copy=False), out)
+        return result
+    if shape_of(result) != out.shape:
+        raise ShapeError(f"{what}: out has shape {out.shape}, and the result {shape_of(result)}; wanted equal shapes")
+    return into(what, call("astype", result, out.dtype, copy=False), out)
 
 
 def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
@@ -313,8 +313,8 @@ def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, wh
     neutral = methods.neutral_of(name, dtype_of(x))
     if is_empty(x, axis):
         return of_nothing(x, axis, keepdims, neutral if initial is None else initial)
-    found = methods.fold(selected(x, where, neutral), ufunc=name, axis=axis, keepdims=keepdims)
-    combined = with_initial(name, found, initial)
+    result = methods.fold(selected(x, where, neutral), ufunc=name, axis=axis, keepdims=keepdims)
+    combined = with_initial(name, result, initial)
     if initial is None or where is True or name not in ("gcd", "hypot"):
         return combined
     # The neutral element makes `initial` positive, which it stays only where there are elements to combine it with.
@@ -356,13 +356,13 @@ def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     _check_rest(what, options)
     dtype = _dtype_of_loop(ufunc, what, dtype, out, x)
     if name in ("add", "multiply"):
-        found = call("cumulative_sum" if name == "add" else "cumulative_prod", x, axis=axis, dtype=dtype)
+        result = call("cumulative_sum" if name == "add" else "cumulative_prod", x, axis=axis, dtype=dtype)
     else:
         _check_binary(ufunc, what)
         x = x if dtype is None else call("astype", x, dtype, copy=False)
         name = _operator_of(ufunc, what, 2).name
-        found = (methods.running if name in methods.ASSOCIATIVE else methods.accumulated)(x, ufunc=name, axis=axis)
-    return _reduced_into(what, found, out)
+        result = (methods.running if name in methods.ASSOCIATIVE else methods.accumulated)(x, ufunc=name, axis=axis)
+    return _reduced_into(what, result, out)
 
 
 def _check_binary(ufunc: np.ufunc, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What the methods of NumPy's ufuncs compute, for ufuncs whose reductions and cumulative functions are no operators.
+"""The methods of NumPy's ufuncs, for ufuncs whose reductions and cumulative functions are not operators.
 
 `fold` reduces by an associative ufunc and `running` is its scan. `accumulated` and `segments` combine elements along a
 dimension that is whole on each device, and `updated` writes to elements that may occur several times. Public functions
@@ -105,8 +105,8 @@ class _Running(NamedTuple):
     def _folded(self, xp: Any, x: Any, *, axis: int, dtype: None, keepdims: bool = False) -> Any:
         if not x.shape[axis]:
             return self._nothing(xp, x, axis)
-        found = folded(xp, _function(self.ufunc, x), self._operand(xp, x), axis)
-        return found if keepdims else found[(*(slice(None),) * axis, 0)]
+        result = folded(xp, _function(self.ufunc, x), self._operand(xp, x), axis)
+        return result if keepdims else result[(*(slice(None),) * axis, 0)]
 
     def _accumulated(self, xp: Any, x: Any, *, axis: int, dtype: None) -> Any:
         apply, at = _function(self.ufunc, x), (slice(None),) * axis
@@ -200,7 +200,7 @@ def positions_of(indices: Any, what: str, size: int) -> tuple[int, ...]:
     """Returns the argument ``indices`` of `numpy.ufunc.reduceat`, which is read on the host.
 
     Raises:
-        ArgumentTypeError: they are no integers.
+        ArgumentTypeError: they are not integers.
         ShapeError: they do not have one dimension.
         IndexingError: an index is out of bounds.
     """
@@ -261,10 +261,10 @@ def _segments(
 
 
 def _in_order(apply: Any, x: Any, at: tuple[slice, ...]) -> Any:
-    found = x[(*at, slice(1))]
+    result = x[(*at, slice(1))]
     for i in range(1, x.shape[len(at)]):
-        found = apply(found, x[(*at, slice(i, i + 1))])
-    return found
+        result = apply(result, x[(*at, slice(i, i + 1))])
+    return result
 
 
 # -- writes to elements that may occur several times -----------------------------------------------
@@ -343,13 +343,13 @@ def _in_items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], tuple[An
     """Returns the positions along each dimension that an index selects, and the index with positions in these lists in
     place of its own, so that memory is in proportion to the index and not to the shape.
     """
-    given = [np.asarray(e) if isinstance(e, (ShardedTensor, list, tuple, range)) else e for e in index]
-    rest = len(shape) - sum(_dimensions_of(e) for e in given)
+    entries = [np.asarray(e) if isinstance(e, (ShardedTensor, list, tuple, range)) else e for e in index]
+    rest = len(shape) - sum(_dimensions_of(e) for e in entries)
     if rest < 0:
         raise IndexError(f"too many indices: {len(shape) - rest} for {counted(len(shape), 'dimension')}")
     items: list[Any] = []
     known: list[Any] = []
-    for e in given:
+    for e in entries:
         d = len(items)
         if e is Ellipsis:
             items += map(np.arange, shape[d : d + rest])
@@ -426,7 +426,7 @@ def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None,
 
 @implements(updated, "kernel")
 def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values: Any, *, ufunc: str) -> Any:
-    made = xp.asarray(x, copy=True)
+    result = xp.asarray(x, copy=True)
     if context is not None:
         box = context.boxes[0]
         inside = None
@@ -434,17 +434,17 @@ def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values:
             here = (places[d] >= begin) & (places[d] < end)
             inside = here if inside is None else inside & here
         begins = xp.asarray([begin for begin, _ in box], dtype=places.dtype)
-        found = xp.nonzero(inside)[0]  # A mask as an index would not wait for the elements that decide the shape.
-        places = places[:, found] - begins[:, None]
-        values = None if values is None else values[found]
-    given = () if values is None else (values,)
+        positions = xp.nonzero(inside)[0]  # A mask as an index would not wait for the elements that decide the shape.
+        places = places[:, positions] - begins[:, None]
+        values = None if values is None else values[positions]
+    operands = () if values is None else (values,)
     if xp is np:
-        getattr(np, ufunc).at(made, tuple(places), *given)
-        return made
+        getattr(np, ufunc).at(result, tuple(places), *operands)
+        return result
     # Libraries differ in what they do with repeated indices, so each round writes every element at most once.
     apply = _function(ufunc, x)
     flat = xp.zeros_like(places[0])
-    for d, n in enumerate(made.shape):
+    for d, n in enumerate(result.shape):
         flat = flat * n + places[d]
     order = xp.argsort(flat, stable=True)
     ordered = flat[order]
@@ -453,6 +453,6 @@ def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values:
         chosen = order[xp.nonzero(rank == k)[0]]
         if not chosen.shape[0]:
             break
-        at = tuple([places[d][chosen] for d in range(len(made.shape))])
-        made[at] = xp.asarray(apply(made[at], *[v[chosen] for v in given]), dtype=made.dtype)
-    return made
+        at = tuple([places[d][chosen] for d in range(len(result.shape))])
+        result[at] = xp.asarray(apply(result[at], *[v[chosen] for v in operands]), dtype=result.dtype)
+    return result

@@ -19,7 +19,7 @@ def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]
     """Returns the result of a collective, of which the axes may be the examples, or those of maps around them.
 
     Raises:
-        ArgumentError: groups of indices, or several axes of a collective that is no reduction.
+        ArgumentError: groups of indices, or several axes of a collective that is not a reduction.
         ShapeError: a dimension does not have the size that the collective splits.
     """
     names, x = names_of(params["axis_name"]), operands[0]
@@ -33,10 +33,10 @@ def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]
         raise ArgumentError(
             f"{op.name}: {names!r} names an axis of vmap and others; wanted one collective for each of them"
         )
-    made = replaced(x, [_along(batcher, op, y, rule, params) for y in leaves(x)])
+    result = replaced(x, [_along(batcher, op, y, rule, params) for y in leaves(x)])
     if not rest:
-        return made
-    return bind(op, (made,), tuple((params | {"axis_name": rest}).values()))
+        return result
+    return bind(op, (result,), tuple((params | {"axis_name": rest}).values()))
 
 
 def _of_each(batcher: Batcher, op: Op, x: Any, params: dict[str, Any]) -> Any:
@@ -45,16 +45,16 @@ def _of_each(batcher: Batcher, op: Op, x: Any, params: dict[str, Any]) -> Any:
     with batcher.outside():
         if all(flags):
             return batcher.boxed(_shifted(batcher, op, x, params, flags), flags)
-        made = [_shifted(batcher, op, y, params, [f]) for y, f in zip(leaves(x), flags, strict=True)]
-        return batcher.boxed(replaced(x, made), flags)
+        new_leaves = [_shifted(batcher, op, y, params, [f]) for y, f in zip(leaves(x), flags, strict=True)]
+        return batcher.boxed(replaced(x, new_leaves), flags)
 
 
 def _shifted(batcher: Batcher, op: Op, x: Any, params: dict[str, Any], flags: Sequence[bool]) -> Any:
-    given = replaced(x, list(map(batcher.examples, leaves(x))))
+    examples = replaced(x, list(map(batcher.examples, leaves(x))))
     if not any(flags):
-        return bind(op, (given,), tuple(params.values()))
+        return bind(op, (examples,), tuple(params.values()))
     moved = {name: value + 1 if name in _AXES and value >= 0 else value for name, value in params.items()}
-    return map_leaves(tensor_here, bind(op, (given,), tuple(moved.values())))
+    return map_leaves(tensor_here, bind(op, (examples,), tuple(moved.values())))
 
 
 _AXES = frozenset(("axis", "split_axis", "concat_axis", "scatter_dimension"))
@@ -88,8 +88,8 @@ def _along(batcher: Batcher, op: Op, y: Any, rule: _Rule, params: dict[str, Any]
         if not batcher.differs(y):
             x = call("asarray", x)
             x = call("broadcast_to", x, (batcher.size, *x.shape))
-        made = rule.function(x, op.name, **{name: value for name, value in params.items() if name in _USED})
-        return made if rule.is_same else batcher.value(made)
+        result = rule.function(x, op.name, **{name: value for name, value in params.items() if name in _USED})
+        return result if rule.is_same else batcher.value(result)
 
 
 _USED = _AXES | {"tiled", "perm", "source"}
@@ -101,10 +101,10 @@ def _reduction(name: str, of_number: Callable[[Any, int], Any] | None = None) ->
 
 def _gathered(x: Any, name: str, axis: int, tiled: bool) -> Any:
     axis = normalize_axis(axis, x.ndim - (1 if tiled else 0))
-    made = call("moveaxis", x, 0, axis)
+    array = call("moveaxis", x, 0, axis)
     if not tiled:
-        return call("copy", made)
-    return call("reshape", made, (*x.shape[1 : axis + 1], x.shape[0] * x.shape[axis + 1], *x.shape[axis + 2 :]))
+        return call("copy", array)
+    return call("reshape", array, (*x.shape[1 : axis + 1], x.shape[0] * x.shape[axis + 1], *x.shape[axis + 2 :]))
 
 
 def _scattered(x: Any, name: str, scatter_dimension: int, tiled: bool) -> Any:
@@ -134,8 +134,8 @@ def _exchanged(x: Any, name: str, split_axis: int, concat_axis: int, tiled: bool
     if not tiled:
         return call("copy", call("moveaxis", parts, 1, normalize_axis(concat_axis, ndim) + 1))
     axis = normalize_axis(concat_axis, ndim) + 1
-    made = call("moveaxis", parts, 1, axis)  # (part, ..., example, size, ...)
-    return call("reshape", made, (*made.shape[:axis], n * made.shape[axis + 1], *made.shape[axis + 2 :]))
+    array = call("moveaxis", parts, 1, axis)  # (part, ..., example, size, ...)
+    return call("reshape", array, (*array.shape[:axis], n * array.shape[axis + 1], *array.shape[axis + 2 :]))
 
 
 def _swapped(x: Any, name: str, axis: int) -> Any:
@@ -151,11 +151,11 @@ def _permuted(x: Any, name: str, perm: Any) -> Any:
         raise ArgumentError(f"{name}: perm is {perm!r}; every index may occur once as a source and as a destination")
     if any(not 0 <= k < n for pair in pairs for k in pair):
         raise ArgumentError(f"{name}: perm is {perm!r}; wanted indices from 0 to {n - 1}")
-    made = x[[source.get(k, 0) for k in range(n)]]
+    rows = x[[source.get(k, 0) for k in range(n)]]
     lacking = [k for k in range(n) if k not in source]
     if lacking:
-        made[lacking] = 0
-    return made
+        rows[lacking] = 0
+    return rows
 
 
 def _shuffled(x: Any, name: str, perm: Any) -> Any:

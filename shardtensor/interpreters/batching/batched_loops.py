@@ -30,23 +30,23 @@ class _Function:
     Args:
         batcher: the batcher, by which its operators are called.
         function: the function.
-        given: for the leaves of each of its arguments, whether they differ between examples.
+        arg_flags: for the leaves of each of its arguments, whether they differ between examples.
 
     Attributes:
         others: for the leaves of the last result behind the carry, whether they differ between examples.
     """
 
-    def __init__(self, batcher: Batcher, function: Function, given: Sequence[Flags]) -> None:
+    def __init__(self, batcher: Batcher, function: Function, arg_flags: Sequence[Flags]) -> None:
         self._batcher = batcher
         self._function = function
-        self._given = given
+        self._arg_flags = arg_flags
         self.others: Flags = []
 
     def __call__(self, *args: Any) -> tuple[Any, Flags]:
         """Returns the result of all examples, and which of its leaves differ between them."""
         batcher = self._batcher
         with batcher.inside():
-            boxed = [batcher.boxed(tree, flags) for tree, flags in zip(args, self._given, strict=True)]
+            boxed = [batcher.boxed(tree, flags) for tree, flags in zip(args, self._arg_flags, strict=True)]
             result = self._function(*boxed)
             flags = list(map(batcher.differs, leaves(result)))
         return map_leaves(batcher.examples, result), flags
@@ -57,11 +57,11 @@ class _Function:
         with inferring():
             return self(*map_leaves(functools.partial(stand_in, known=known), args))
 
-    def with_flags(self, wanted: Flags, like: Aval | None) -> Function:
-        """Returns the function, of whose result the leaves that are ``wanted`` are those of all examples."""
+    def with_flags(self, targets: Flags, like: Aval | None) -> Function:
+        """Returns the function, of whose result the leaves that are ``targets`` are those of all examples."""
 
         def function(*args: Any) -> Any:
-            return _spread(self._batcher, *self(*args), wanted, like)
+            return _spread(self._batcher, *self(*args), targets, like)
 
         return function
 
@@ -71,25 +71,25 @@ class _Function:
         """
 
         def function(*args: Any) -> Any:
-            made, found = self(*args)
-            self.others = found[len(carry) :]
-            return _spread(self._batcher, made, found, carry + self.others, like)
+            result, flags = self(*args)
+            self.others = flags[len(carry) :]
+            return _spread(self._batcher, result, flags, carry + self.others, like)
 
         return function
 
 
-def _spread(batcher: Batcher, tree: Any, flags: Flags, wanted: Flags, like: Aval | None) -> Any:
-    """Returns a tree of which the leaves that are ``wanted`` are those of all examples, in the layout of others."""
-    made = []
-    for x, is_given, is_wanted in zip(leaves(tree), flags, wanted, strict=True):
+def _spread(batcher: Batcher, tree: Any, flags: Flags, targets: Flags, like: Aval | None) -> Any:
+    """Returns a tree of which the leaves that are ``targets`` are those of all examples, in the layout of others."""
+    new_leaves = []
+    for x, is_given, is_wanted in zip(leaves(tree), flags, targets, strict=True):
         if is_wanted and not is_given:
             assert like is not None
             x = for_all(converted(x), batcher.size, like, "vmap")
-        made.append(x)
-    return replaced(tree, made)
+        new_leaves.append(x)
+    return replaced(tree, new_leaves)
 
 
-def _given(batcher: Batcher, tree: Any) -> tuple[Any, Flags]:
+def _examples(batcher: Batcher, tree: Any) -> tuple[Any, Flags]:
     return map_leaves(batcher.examples, tree), list(map(batcher.differs, leaves(tree)))
 
 
@@ -104,19 +104,19 @@ def _counted(batcher: Batcher, init: Any, xs: Any, bounds: Any, body: Function, 
             f"{caller}: the number of trips differs from one example to another; take the greatest number, and "
             "st.where in the function"
         )
-    (carry, flags), (xs, x_flags) = _given(batcher, init), _given(batcher, xs)
+    (carry, flags), (xs, x_flags) = _examples(batcher, init), _examples(batcher, xs)
     slices = [call("moveaxis", x, 1, 0) if f else x for x, f in zip(leaves(xs), x_flags, strict=True)]
     xs, first = replaced(xs, slices), replaced(xs, list(map(_first, slices)))
     like, count = _like((carry, first), flags + x_flags), len(flags)
     while True:
         function = _Function(batcher, body, [[False], flags, x_flags])
-        made, found = function.inferred(0, carry, first)
-        like = like or _like(made, found)
-        grown = [a or b for a, b in zip(flags, found, strict=False)]
+        result, result_flags = function.inferred(0, carry, first)
+        like = like or _like(result, result_flags)
+        grown = [a or b for a, b in zip(flags, result_flags, strict=False)]
         if grown == flags or len(grown) != count:  # A carry that changes its structure is an error of the loop.
             break
         carry, flags = _spread(batcher, carry, flags, grown, like), grown
-    operands, function.others = (carry, xs, bounds), found[count:]
+    operands, function.others = (carry, xs, bounds), result_flags[count:]
     params = function.with_carry(flags, like), reverse, caller
     last, ys = bind_by(batcher.outer, OPS["counted_loop"], operands, params)
     stacked = zip(leaves(ys), function.others, strict=True)
@@ -134,14 +134,14 @@ def _first(x: Any) -> Any:
 
 
 def _conditional(batcher: Batcher, init: Any, cond: Function, body: Function, caller: str) -> Any:
-    carry, flags = _given(batcher, init)
+    carry, flags = _examples(batcher, init)
     like, is_each = _like(carry, flags), False
     while True:
         function, condition = _Function(batcher, body, [flags]), _Function(batcher, cond, [flags])
-        made, found = function.inferred(carry)
+        result, result_flags = function.inferred(carry)
         choice, (is_each,) = condition.inferred(carry)
-        like = like or _like(made, found) or _like(choice, [is_each])
-        grown = [a or b or is_each for a, b in zip(flags, found, strict=False)]
+        like = like or _like(result, result_flags) or _like(choice, [is_each])
+        grown = [a or b or is_each for a, b in zip(flags, result_flags, strict=False)]
         if grown == flags or len(grown) != len(flags):
             break
         carry, flags = _spread(batcher, carry, flags, grown, like), grown
@@ -180,42 +180,42 @@ def _branch(batcher: Batcher, index: Any, operands: Any, branches: Sequence[Func
     if batcher.differs(index):
         with batcher.inside():
             return _selected(index, [map_leaves(converted, f(*operands)) for f in branches], caller)
-    given, flags = [], []
+    inputs, flags = [], []
     for tree in operands:
-        primals, each = _given(batcher, tree)
-        given.append(primals)
+        primals, each = _examples(batcher, tree)
+        inputs.append(primals)
         flags.append(each)
     functions = [_Function(batcher, f, flags) for f in branches]
-    found = [f.inferred(*given) for f in functions]
-    wanted = [any(each) for each in zip(*[flags for _, flags in found], strict=False)]
-    like = next((a for tree, each in found if (a := _like(tree, each)) is not None), None)
+    results = [f.inferred(*inputs) for f in functions]
+    result_flags = [any(each) for each in zip(*[flags for _, flags in results], strict=False)]
+    like = next((a for tree, each in results if (a := _like(tree, each)) is not None), None)
     chosen = [
-        f.with_flags(wanted if len(each) == len(wanted) else each, like)
-        for f, (_, each) in zip(functions, found, strict=True)
+        f.with_flags(result_flags if len(each) == len(result_flags) else each, like)
+        for f, (_, each) in zip(functions, results, strict=True)
     ]
-    result = bind_by(batcher.outer, OPS["branch"], (index, given), (tuple(chosen), caller))
-    return batcher.boxed(result, wanted)
+    result = bind_by(batcher.outer, OPS["branch"], (index, inputs), (tuple(chosen), caller))
+    return batcher.boxed(result, result_flags)
 
 
 def _selected(index: Any, results: Sequence[Any], caller: str) -> Any:
     """Returns for each example the result of its branch: all of them are called."""
     names = ("false_fun", "true_fun") if caller == "cond" else [f"branches[{k}]" for k in range(len(results))]
-    made = results[0]
+    result = results[0]
     if caller != "cond":
         index = call("clip", index, 0, len(results) - 1)
     for k, other in enumerate(results[1:], 1):
-        pairs = list(zip(leaves(made), leaves(other), strict=False))
-        alike = len(leaves(made)) == len(leaves(other)) and all(kind_of(a)[:2] == kind_of(b)[:2] for a, b in pairs)
+        pairs = list(zip(leaves(result), leaves(other), strict=False))
+        alike = len(leaves(result)) == len(leaves(other)) and all(kind_of(a)[:2] == kind_of(b)[:2] for a, b in pairs)
         if not alike:
             raise ArgumentError(
-                f"{caller}: {names[0]} returns {', '.join(map(text_of, leaves(made)))}, and {names[k]} "
+                f"{caller}: {names[0]} returns {', '.join(map(text_of, leaves(result)))}, and {names[k]} "
                 f"{', '.join(map(text_of, leaves(other)))}; wanted the same structure, shapes and dtypes, since the "
                 "condition differs from one example of vmap to another"
             )
         is_this = index if caller == "cond" else index == k
         is_this = call("astype", is_this, "bool")
-        made = replaced(made, [call("where", is_this, b, a) if hasattr(a, "shape") else a for a, b in pairs])
-    return made
+        result = replaced(result, [call("where", is_this, b, a) if hasattr(a, "shape") else a for a, b in pairs])
+    return result
 
 
 def _rule(function: Callable[..., Any]) -> Callable[..., Any]:

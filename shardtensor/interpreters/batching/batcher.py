@@ -20,7 +20,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationE
 from shardtensor.functions.batching import Call, rule_of
 from shardtensor.functions.random.random_keys import KeyBatch
 from shardtensor.interpreters.batching.batched_values import LEAVES, LEFT, Batched, viewed
-from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
+from shardtensor.interpreters.calls import CallInterpreter, InferredView, raise_named
 from shardtensor.interpreters.nested import Nested
 from shardtensor.interpreters.program_arrays import adopted, exported
 from shardtensor.interpreters.writes.write_ops import is_view
@@ -68,8 +68,8 @@ class Batcher(Nested, CallInterpreter):
 
     def value(self, primal: ShardedTensor) -> ShardedTensor:
         """Returns one example of a tensor, for all of them."""
-        made = tensor(_example(primal._aval), Batched(self, primal))
-        return mark_array(made) if made.ndim else made
+        example = tensor(_example(primal._aval), Batched(self, primal))
+        return mark_array(example) if example.ndim else example
 
     def batched(self, x: Any) -> Batched | None:
         """Returns the value of this batcher that a tensor, or the base of a view, has; None if it is the same for all
@@ -91,12 +91,12 @@ class Batcher(Nested, CallInterpreter):
         """Returns the values of all examples, with one more dimension; an operand that is the same for all unchanged.
         It is called where the interpreter around the batcher is the innermost one.
         """
-        found = self.batched(x)
-        if found is None:
+        batch = self.batched(x)
+        if batch is None:
             return x if self.in_program is None else adopted(self.in_program, x)
         if not hasattr(x._storage, "view_spec"):
-            return found.primal
-        return viewed(found.primal, x._base_and_view()[1])
+            return batch.primal
+        return viewed(batch.primal, x._base_and_view()[1])
 
     def shown(self, x: Any) -> Any:
         """Returns a result as the caller gets it: in a program of a map as an array of its device."""
@@ -112,9 +112,9 @@ class Batcher(Nested, CallInterpreter):
             op, operands, params = OPS["gather"], (*operands, *params), ()
         elif not (op.signature.functions or self._has_batched((*operands, *(params if op.parts.composite else ())))):
             result = bind_by(self.outer, op, operands, params)
-            given = set(map(id, leaves(operands)))
+            operand_ids = set(map(id, leaves(operands)))
             for y in leaves(result):
-                if type(y) is ShardedTensor and id(y) not in given:  # `asarray` may return its operand.
+                if type(y) is ShardedTensor and id(y) not in operand_ids:  # `asarray` may return its operand.
                     self._made[id(y)] = y
             return result
         if "escapes" in op.tags:
@@ -143,9 +143,9 @@ class Batcher(Nested, CallInterpreter):
         """Whether an operand differs from one example to another."""
         return x.batcher is self if type(x) is KeyBatch else self.batched(x) is not None
 
-    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, view: InferredView, /) -> Any:
         """Returns an element of each example."""
-        base, view_spec, *_ = found
+        base, view_spec, *_ = view
         with self.outside():
             return self.value(call("copy", viewed(self.batched(base).primal, view_spec)))  # type: ignore[union-attr]
 
@@ -176,8 +176,8 @@ class Batcher(Nested, CallInterpreter):
             operands = tuple([self._one(x) for x in operands])
         is_batched = list(map(self.differs, leaves(operands) if op.signature.trees else operands))
         with self.outside():
-            given = map_leaves(self.examples, operands) if op.signature.trees else tuple(map(self.examples, operands))
-            result = rule(Call(op, given, is_batched, dict(zip(op.params, params, strict=True)), self.size))
+            primals = map_leaves(self.examples, operands) if op.signature.trees else tuple(map(self.examples, operands))
+            result = rule(Call(op, primals, is_batched, dict(zip(op.params, params, strict=True)), self.size))
         return map_leaves(lambda y: self.value(y) if type(y) is ShardedTensor else y, result)
 
     algorithm = planned
@@ -201,7 +201,7 @@ class Batcher(Nested, CallInterpreter):
                 with self.outside():
                     bind_into(out, op, operands, params)
                 return
-            self._spread(base, op, next(found for x in leaves(operands) if (found := self.batched(x)) is not None))
+            self._spread(base, op, next(batch for x in leaves(operands) if (batch := self.batched(x)) is not None))
         base, view_spec = out._base_and_view()
         if "assigns" in op.tags:
             value, index = operands[1], operands[2]
@@ -218,10 +218,12 @@ class Batcher(Nested, CallInterpreter):
         is_batched = self.batched(value) is not None
         with self.outside():
             target = viewed(self.batched(base).primal, view_spec)  # type: ignore[union-attr]
-            given = self.examples(value)
-            if is_batched and given.ndim - 1 < ndim:
-                given = call("reshape", given, (self.size, *[1] * (ndim + 1 - given.ndim), *given.shape[1:]))
-            bind_into(target, OPS["setitem"], (target, given, ...), ())
+            examples = self.examples(value)
+            if is_batched and examples.ndim - 1 < ndim:
+                examples = call(
+                    "reshape", examples, (self.size, *[1] * (ndim + 1 - examples.ndim), *examples.shape[1:])
+                )
+            bind_into(target, OPS["setitem"], (target, examples, ...), ())
 
     def _spread(self, base: ShardedTensor, op: Op, like: Batched) -> None:
         """Gives each example an own value of a tensor that the function has made, in the layout of another batch."""

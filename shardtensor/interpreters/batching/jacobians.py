@@ -42,7 +42,7 @@ def jacrev(
         that of the argument's leaf.
 
     Raises:
-        ArgumentTypeError: see `grad`; a result is no floating-point number, or is complex without ``holomorphic``.
+        ArgumentTypeError: see `grad`; a result is not a floating-point number, or is complex without ``holomorphic``.
 
     >>> st.jacrev(lambda x: x * x)(st.asarray([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 4.0]]
@@ -51,11 +51,11 @@ def jacrev(
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
-        function, given = _of_arguments("jacrev", fun, argnums, args, kwargs)
-        _check_leaves("jacrev", given, "argument", allow_int, holomorphic)
-        value, pull, *aux = vjp(function, *given, has_aux=has_aux)
+        function, primals = _of_arguments("jacrev", fun, argnums, args, kwargs)
+        _check_leaves("jacrev", primals, "argument", allow_int, holomorphic)
+        value, pull, *aux = vjp(function, *primals, has_aux=has_aux)
         _check_leaves("jacrev", value, "the result", False, holomorphic)
-        found = []
+        blocks = []
         for k, y in enumerate(leaves(value)):
 
             def row(g: Any, k: int = k) -> Any:
@@ -64,9 +64,9 @@ def jacrev(
             rows = vmap(row)(_basis(y))
             of_row = [call("reshape", x, (*np.shape(y), *x.shape[1:])) for x in leaves(rows)]
             shaped = replaced(rows, of_row)
-            found.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
-        made = replaced(value, found)
-        return (made, aux[0]) if has_aux else made
+            blocks.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
+        jacobian = replaced(value, blocks)
+        return (jacobian, aux[0]) if has_aux else jacobian
 
     return computed
 
@@ -95,28 +95,31 @@ def jacfwd(
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
-        function, given = _of_arguments("jacfwd", fun, argnums, args, kwargs)
-        _check_leaves("jacfwd", given, "argument", False, holomorphic)
-        inputs, columns, aux, value = leaves(given), [], None, None
+        function, primals = _of_arguments("jacfwd", fun, argnums, args, kwargs)
+        _check_leaves("jacfwd", primals, "argument", False, holomorphic)
+        inputs, columns, aux, value = leaves(primals), [], None, None
         zeros = [call("zeros_like", x) if np.ndim(x) else call("zeros", (), dtype=dtype_of(x)) for x in inputs]
         for k, x in enumerate(inputs):
 
             def column(t: Any, k: int = k) -> Any:
                 nonlocal aux, value
                 value, tangent, *rest = jvp(
-                    function, given, replaced(given, [t if i == k else z for i, z in enumerate(zeros)]), has_aux=has_aux
+                    function,
+                    primals,
+                    replaced(primals, [t if i == k else z for i, z in enumerate(zeros)]),
+                    has_aux=has_aux,
                 )
                 aux = rest[0] if rest else None
                 return tangent
 
-            made = vmap(column, out_axes=-1)(_basis(x))
-            columns.append([call("reshape", y, (*y.shape[:-1], *np.shape(x))) for y in leaves(made)])
+            tangents = vmap(column, out_axes=-1)(_basis(x))
+            columns.append([call("reshape", y, (*y.shape[:-1], *np.shape(x))) for y in leaves(tangents)])
         _check_leaves("jacfwd", value, "the result", False, holomorphic)
-        found = []
+        blocks = []
         for parts in zip(*columns, strict=True):
-            shaped = replaced(given, parts)
-            found.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
-        result = replaced(value, found)
+            shaped = replaced(primals, parts)
+            blocks.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
+        result = replaced(value, blocks)
         return (result, aux) if has_aux else result
 
     return computed

@@ -70,18 +70,18 @@ def vmap(
         each = prefix if isinstance(prefix, tuple) and len(prefix) == len(args) else [prefix] * len(args)
         args = tuple(map(_with_keys, args, each))
         axes = _axes_of(prefix, args, kwargs)
-        given = leaves((args, kwargs))
+        arg_leaves = leaves((args, kwargs))
         names = [*paths(args, "arguments"), *[p for k, v in kwargs.items() for p in paths(v, k)]]
-        moved = [_leading(x, axis, name) for x, axis, name in zip(given, axes, names, strict=True)]
+        moved = [_leading(x, axis, name) for x, axis, name in zip(arg_leaves, axes, names, strict=True)]
         batcher = Batcher(_size(moved, axes, names, axis_size), axis_name)
         boxed = [x if axis is None else _boxed(batcher, x) for x, axis in zip(moved, axes, strict=True)]
         called, named = replaced((args, kwargs), boxed)
         try:
             with interpreting(batcher):
                 result = fun(*called, **named)
-            found = leaves(result)
+            results = leaves(result)
             covering = spread(out_axes, result, "vmap: out_axes", "the result")
-            where = zip(found, covering, paths(result, "the result"), strict=True)
+            where = zip(results, covering, paths(result, "the result"), strict=True)
             mapped = [x for x, axis in zip(moved, axes, strict=True) if axis is not None and type(x) is ShardedTensor]
             known = {id(x): x for x in mapped}
             return replaced(result, [batcher.shown(_result(batcher, y, axis, name, known)) for y, axis, name in where])
@@ -111,11 +111,11 @@ def _with_keys(tree: Any, prefix: Any) -> Any:
     if isinstance(tree, dict):
         covering = prefix if isinstance(prefix, dict) else dict.fromkeys(tree, prefix)
         return {name: _with_keys(x, covering.get(name)) for name, x in tree.items()}
-    if not isinstance(prefix, (list, tuple)) and (found := leaves(tree)) and all(isinstance(x, Key) for x in found):
+    if not isinstance(prefix, (list, tuple)) and (keys := leaves(tree)) and all(isinstance(x, Key) for x in keys):
         return _columns(tree)
     each = prefix if isinstance(prefix, (list, tuple)) and len(prefix) == len(tree) else [prefix] * len(tree)
-    made = [_with_keys(x, one) for x, one in zip(tree, each, strict=True)]
-    return type(tree)(*made) if hasattr(tree, "_fields") else type(tree)(made)
+    items = [_with_keys(x, one) for x, one in zip(tree, each, strict=True)]
+    return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
 
 
 def _columns(tree: Any) -> Any:
@@ -177,14 +177,14 @@ def _axis(axis: int, ndim: int, name: str) -> int:
         raise AxisError(f"vmap: {name}: {error}") from None
 
 
-def _size(found: list[Any], axes: list[int | None], names: list[str], axis_size: int | None) -> int:
+def _size(arrays: list[Any], axes: list[int | None], names: list[str], axis_size: int | None) -> int:
     """Returns the number of examples."""
     if axis_size is not None and (type(axis_size) is bool or not isinstance(axis_size, (int, np.integer))):
         raise ArgumentTypeError(f"vmap: axis_size is {type_text(axis_size)}; wanted an integer")
     if axis_size is not None and axis_size < 0:
         raise ArgumentError(f"vmap: axis_size is {axis_size}; wanted the number of examples")
     size, where = axis_size, "axis_size"
-    for x, axis, name in zip(found, axes, names, strict=True):
+    for x, axis, name in zip(arrays, axes, names, strict=True):
         if axis is None:
             continue
         if size is None:

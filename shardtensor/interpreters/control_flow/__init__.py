@@ -3,6 +3,10 @@
 In eager mode they are Python's loops and branches. In a program of `st.jit` each of them is one equation, which holds
 the program of each of its functions: neither the text of the program nor the time to trace it grows with the number of
 trips.
+
+The main nouns are the carry, which a loop passes from trip to trip, and the trip. This module has the public functions,
+`operators` the operators that they call, `execution` and `inference` what these do. The derivatives and the batching
+rules of loops are beside the tape and the batcher, which must not be imported here.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ def scan(
 
     Raises:
         ArgumentError: the lengths differ; there is neither a length nor an array; the carry changes.
-        ArgumentTypeError: ``f`` is no function, or returns no pair.
+        ArgumentTypeError: ``f`` is not a function, or does not return a pair.
 
     >>> total, sums = st.scan(lambda total, x: (total + x, total + x), 0, st.arange(1, 6))
     >>> int(total), sums.tolist()
@@ -75,10 +79,10 @@ def scan(
 
 
 def _pair(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-    made = f(owned(carry), x)
-    if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise ArgumentTypeError(f"scan: f returned {type_text(made)}; wanted a pair: the next carry, and a result")
-    return made[0], made[1]
+    pair = f(owned(carry), x)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ArgumentTypeError(f"scan: f returned {type_text(pair)}; wanted a pair: the next carry, and a result")
+    return pair[0], pair[1]
 
 
 @hinted
@@ -96,7 +100,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val:
 
     Raises:
         ArgumentError: the value changes its structure, a shape, a dtype or a sharding.
-        ArgumentTypeError: a bound is no integer; ``body_fun`` is no function.
+        ArgumentTypeError: a bound is not an integer; ``body_fun`` is not a function.
 
     >>> st.fori_loop(0, 4, lambda i, x: x + i, st.zeros(3)).tolist()
     [6.0, 6.0, 6.0]
@@ -124,7 +128,7 @@ def map(f: Callable[[X], Y], xs: X) -> Y:
 
     Raises:
         ArgumentError: the lengths differ, or there is no array.
-        ArgumentTypeError: ``f`` is no function.
+        ArgumentTypeError: ``f`` is not a function.
 
     >>> st.map(lambda x: x.sum(), st.ones((3, 2))).tolist()
     [2.0, 2.0, 2.0]
@@ -154,7 +158,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
 
     Raises:
         ArgumentError: the value changes its structure, a shape, a dtype or a sharding.
-        ArgumentTypeError: the condition is no scalar of bool; an argument is no function.
+        ArgumentTypeError: the condition is not a scalar of bool; an argument is not a function.
 
     >>> st.while_loop(lambda x: x.sum() < 100, lambda x: 2 * x, st.ones(3)).tolist()
     [64.0, 64.0, 64.0]
@@ -180,7 +184,7 @@ def cond(pred: Any, true_fun: Callable[..., Y], false_fun: Callable[..., Y], *op
 
     Raises:
         ArgumentError: in a program, the results of the functions differ.
-        ArgumentTypeError: ``pred`` is no scalar; an argument is no function.
+        ArgumentTypeError: ``pred`` is not a scalar; an argument is not a function.
 
     >>> st.cond(True, st.sum, st.max, st.ones(3)).tolist()
     3.0
@@ -205,7 +209,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Y]], *operands: Any) -> 
 
     Raises:
         ArgumentError: there is no branch; in a program, the results of the branches differ.
-        ArgumentTypeError: the index is no scalar of integers; a branch is no function.
+        ArgumentTypeError: the index is not a scalar of integers; a branch is not a function.
 
     >>> st.switch(2, [st.sum, st.max, st.min], st.arange(4)).tolist()
     0
@@ -237,7 +241,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
 
     Raises:
         ArgumentError: the lengths differ, or there is no array.
-        ArgumentTypeError: ``fn`` is no function.
+        ArgumentTypeError: ``fn`` is not a function.
         AxisError: an array has no such dimension.
 
     >>> st.associative_scan(st.maximum, st.asarray([1, 3, 2, 5, 4])).tolist()
@@ -255,25 +259,25 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     arrays = [call("flip", x, axis=0) for x in arrays] if reverse else arrays
 
     def combined(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        given = replaced(elems, _to_axis(a, axis))
-        made = on_own(fn)(given, replaced(elems, _to_axis(b, axis)))
-        if paths(made, "elems") != paths(elems, "elems"):
+        left = replaced(elems, _to_axis(a, axis))
+        result = on_own(fn)(left, replaced(elems, _to_axis(b, axis)))
+        if paths(result, "elems") != paths(elems, "elems"):
             raise ArgumentError(
-                f"associative_scan: fn returned {structure_of(made, 'elems')}; wanted {structure_of(elems, 'elems')}"
+                f"associative_scan: fn returned {structure_of(result, 'elems')}; wanted {structure_of(elems, 'elems')}"
             )
-        for name, x, y in zip(paths(elems, "elems"), leaves(given), leaves(made), strict=True):
+        for name, x, y in zip(paths(elems, "elems"), leaves(left), leaves(result), strict=True):
             if getattr(y, "shape", None) != x.shape:
                 raise ShapeError(
                     f"associative_scan: fn returned {text_of(y)} for {name}, which is {text_of(x)}; wanted one shape"
                 )
-        return leaves(made)
+        return leaves(result)
 
     def on_front(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         return [call("moveaxis", x, axis, 0) for x in combined(a, b)]
 
-    made = _scanned(on_front, arrays)
-    made = [call("flip", x, axis=0) for x in made] if reverse else made
-    scanned: T = replaced(elems, _to_axis(made, axis))
+    scans = _scanned(on_front, arrays)
+    scans = [call("flip", x, axis=0) for x in scans] if reverse else scans
+    scanned: T = replaced(elems, _to_axis(scans, axis))
     return scanned
 
 
@@ -321,12 +325,12 @@ def _as_array(caller: str, name: str, x: Any) -> Any:
     if x is None:
         return None
     if not hasattr(x, "shape"):
-        wanted = "; wanted arrays"
+        advice = "; wanted arrays"
         if type(x) in SCALARS:
-            wanted = ", which has no first dimension; wanted arrays: st.asarray converts a list"
+            advice = ", which has no first dimension; wanted arrays: st.asarray converts a list"
         if isinstance(x, Key):
-            wanted = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
-        raise ArgumentTypeError(f"{caller}: {name} is {text_of(x)}{wanted}")
+            advice = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
+        raise ArgumentTypeError(f"{caller}: {name} is {text_of(x)}{advice}")
     array = call("asarray", x)
     if not array.ndim:
         raise ArgumentError(f"{caller}: {name} is an array without dimensions; wanted a first dimension")
@@ -345,6 +349,6 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
     if not lengths:
         raise ArgumentError(f"{caller}: there is no array and no length; give one of them")
     if len(set(lengths.values())) > 1:
-        found = ", ".join([f"{name} is {n}" for name, n in lengths.items()])
-        raise ArgumentError(f"{caller}: the lengths differ: {found}; wanted the same length")
+        text = ", ".join([f"{name} is {n}" for name, n in lengths.items()])
+        raise ArgumentError(f"{caller}: the lengths differ: {text}; wanted the same length")
     return int(min(lengths.values()))

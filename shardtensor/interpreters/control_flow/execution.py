@@ -84,12 +84,12 @@ class _Slices:
     def at(self, i: int) -> Any:
         """Returns a slice."""
         if self._first is None or self._buffer is None:
-            made = call("copy", self._x[i])
-            self._first = self._first or (made._aval, made._is_scalar) if self._buffer is not None else None
-            return made
+            array = call("copy", self._x[i])
+            self._first = self._first or (array._aval, array._is_scalar) if self._buffer is not None else None
+            return array
         value, is_scalar = self._first
-        made = tensor(value, Storage((blockwise.copied(self._buffer[i, ...]),), ([],)))
-        return made if is_scalar else mark_array(made)
+        array = tensor(value, Storage((blockwise.copied(self._buffer[i, ...]),), ([],)))
+        return array if is_scalar else mark_array(array)
 
 
 def _stacks(caller: str, n: int, y: Any) -> list[Any]:
@@ -137,8 +137,8 @@ class _Stack:
                 f"{caller}: {name} has shape {tuple(array.shape)}, and {self._shape} in the first trip; wanted results "
                 "of one shape"
             )
-        if self._buffer is not None and (given := _host_buffer(array)) is not None and array.dtype == self._dtype:
-            blockwise.copy_into(self._buffer[k, ...], given)
+        if self._buffer is not None and (buffer := _host_buffer(array)) is not None and array.dtype == self._dtype:
+            blockwise.copy_into(self._buffer[k, ...], buffer)
             return
         self.array[k] = array
         # Nothing else has the memory after the first write.
@@ -166,13 +166,13 @@ def _placed(init: Carry, carry: Carry) -> Carry:
     return replaced(init, [_like(x, a) for x, a in zip(leaves(init), leaves(carry), strict=True)])
 
 
-def _like(x: Any, wanted: Any) -> Any:
+def _like(x: Any, target: Any) -> Any:
     """Returns an initial value as an array with the dtype and sharding of the carry."""
-    if type(wanted) is not ShardedTensor:
+    if type(target) is not ShardedTensor:
         return x
     if current_device() is not None:
-        return call("asarray", x, dtype=wanted.dtype)
-    return call("reshard", call("asarray", x, dtype=wanted.dtype), wanted.sharding)
+        return call("asarray", x, dtype=target.dtype)
+    return call("reshard", call("asarray", x, dtype=target.dtype), target.sharding)
 
 
 def _empty_like(x: Any) -> Any:

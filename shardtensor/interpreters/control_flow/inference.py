@@ -42,9 +42,9 @@ class _Trip:
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[[], Any], Sequence[Any]]] = []
 
-    def record(self, records: Callable[[], Any], made: Callable[[], Any]) -> None:
+    def record(self, records: Callable[[], Any], cached: Callable[[], Any]) -> None:
         """See `TransferListener`."""
-        self._calls.append((records, list(made())))
+        self._calls.append((records, list(cached())))
 
     def inferred(self) -> contextlib.AbstractContextManager[None]:
         """Records the transfers of the ``with`` block here, if they are recorded. Operators whose transfers follow from
@@ -77,9 +77,9 @@ def infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bo
         begin, end = [integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
         n = max(end - begin, 0)
     known: dict[int, Any] = {}
-    given = owned(map_leaves(functools.partial(stand_in, known=known), init))
+    start = owned(map_leaves(functools.partial(stand_in, known=known), init))
     slices = functools.partial(_inferred_slice, known)
-    carry, trip, y = _infer_trips(caller, given, lambda c: body(0, c, map_leaves(slices, xs)))
+    carry, trip, y = _infer_trips(caller, start, lambda c: body(0, c, map_leaves(slices, xs)))
     trip.repeat(n)
     return carry, map_leaves(functools.partial(_inferred_stack, caller, n), y)
 
@@ -102,11 +102,11 @@ def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, An
         trip = _Trip()
         with trip.inferred():
             after, y = body(carry)
-            found = following(caller, carry, after, is_first=k < 2)
-        if all(kind_of(old) == kind_of(new) for old, new in zip(leaves(carry), leaves(found), strict=True)):
+            new_carry = following(caller, carry, after, is_first=k < 2)
+        if all(kind_of(old) == kind_of(new) for old, new in zip(leaves(carry), leaves(new_carry), strict=True)):
             break
-        carry = map_leaves(_committed, found)
-    return found, trip, y
+        carry = map_leaves(_committed, new_carry)
+    return new_carry, trip, y
 
 
 def _committed(x: Any) -> Any:
@@ -130,13 +130,13 @@ def _inferred_slice(known: dict[int, Any], x: Any) -> Any:
 def infer_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
     """Returns the carry of a loop, and records the transfers of one trip, or of as many as `simulate` assumes."""
     known: dict[int, Any] = {}
-    given = owned(map_leaves(functools.partial(stand_in, known=known), init))
+    start = owned(map_leaves(functools.partial(stand_in, known=known), init))
 
     def once(carry: Carry) -> tuple[Carry, Any]:
         check_condition(caller, "cond_fun returned", cond(carry))
         return body(carry), None
 
-    carry, trip, _ = _infer_trips(caller, given, once)
+    carry, trip, _ = _infer_trips(caller, start, once)
     trip.repeat(UNKNOWN_TRIPS.get())
     return carry
 
@@ -145,7 +145,7 @@ def infer_conditional(init: Carry, cond: Function, body: Function, caller: str) 
 def infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
     """Returns the result on which the branches agree, and records the transfers of the one that transfers most."""
     known: dict[int, Any] = {}
-    given = [map_leaves(functools.partial(stand_in, known=known), x) for x in operands]
+    stand_ins = [map_leaves(functools.partial(stand_in, known=known), x) for x in operands]
     if lacks_elements(index):
         check_scalar(caller, "pred" if caller == "cond" else "index", index, "biufc" if caller == "cond" else "biu")
     else:
@@ -153,7 +153,7 @@ def infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Functio
     results, calls = [], [_Trip() for _ in branches]
     for function, one in zip(branches, calls, strict=True):
         with one.inferred():
-            results.append(map_leaves(converted, function(*given)))
+            results.append(map_leaves(converted, function(*stand_ins)))
     max(calls, key=lambda one: one.bytes).repeat(1)
     names = ("false_fun", "true_fun") if caller == "cond" else [f"branches[{k}]" for k in range(len(branches))]
     first = results[0]
@@ -167,17 +167,17 @@ def infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Functio
     return replaced(first, [_agreed(caller, names, *column) for column in columns])
 
 
-def _agreed(caller: str, names: Sequence[str], path: str, *found: Any) -> Any:
+def _agreed(caller: str, names: Sequence[str], path: str, *values: Any) -> Any:
     """Returns the leaf of the results of all branches. One that is not placed explicitly takes the sharding of one that
     is.
     """
-    given = next((k for k, x in enumerate(found) if getattr(x, "committed", True)), 0)
-    a = found[given]
-    for k, b in enumerate(found):
+    index = next((k for k, x in enumerate(values) if getattr(x, "committed", True)), 0)
+    a = values[index]
+    for k, b in enumerate(values):
         n = 3 if getattr(b, "committed", True) else 2
         if kind_of(a)[:n] != kind_of(b)[:n] or not (hasattr(a, "shape") or isinstance(a, Key) or a == b):
             raise ArgumentError(
-                f"{caller}: {path} is {text_of(a)} of {names[given]}, and {text_of(b)} of {names[k]}; wanted the same "
+                f"{caller}: {path} is {text_of(a)} of {names[index]}, and {text_of(b)} of {names[k]}; wanted the same "
                 "shape, dtype and sharding: cast or reshard what they return"
             )
     return a

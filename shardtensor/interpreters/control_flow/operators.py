@@ -57,7 +57,7 @@ def conditional_loop(init: Carry, /, cond: Function, body: Function, caller: str
 
     Raises:
         ArgumentError: the carry changes its structure, a shape, a dtype or a sharding.
-        ArgumentTypeError: the condition is no scalar of bool.
+        ArgumentTypeError: the condition is not a scalar of bool.
     """
 
 
@@ -69,7 +69,7 @@ def branch(index: Any, operands: Sequence[Any], /, branches: Sequence[Function],
 
     Raises:
         ArgumentError: in a program, the results of the functions differ in structure, shape, dtype or sharding.
-        ArgumentTypeError: the index is no scalar.
+        ArgumentTypeError: the index is not a scalar.
     """
 
 
@@ -129,10 +129,10 @@ def following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> Ca
             f"{caller}: the carry changes its structure: it is {structure_of(before, 'carry')} before a trip, and "
             f"{structure_of(after, 'carry')} after it; return the structure of the initial value"
         )
-    made = [
+    new_leaves = [
         _follower(caller, *leaf, is_first=is_first) for leaf in zip(names, leaves(before), leaves(after), strict=True)
     ]
-    return replaced(before, made)
+    return replaced(before, new_leaves)
 
 
 def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> Any:
@@ -141,8 +141,8 @@ def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> 
         return new
     for x in (old, new):
         if not (x is None or isinstance(x, (*SCALARS, Key, ShardedTensor)) or is_data(x)):
-            wanted = "wanted arrays, numbers, keys and None"
-            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; {wanted}{hint_to_register(x)}")
+            advice = "wanted arrays, numbers, keys and None"
+            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; {advice}{hint_to_register(x)}")
     array = converted(new)
     may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
     expected, found = kind_of(old), kind_of(array)
@@ -229,7 +229,7 @@ def integer(caller: str, name: str, x: Any) -> int:
     """Returns a bound or an index, which in a job is the same in all processes.
 
     Raises:
-        ArgumentTypeError: it is no integer.
+        ArgumentTypeError: it is not an integer.
     """
     try:
         n: int = python.index(read(x))

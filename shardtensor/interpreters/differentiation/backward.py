@@ -53,30 +53,30 @@ class Step(Call):
 
     def with_saved(self, saved: dict[str, Any]) -> Step:
         """Returns the same call with other values in place of those that it has saved."""
-        made = Step()
-        made.op, made.params, made.derivative = self.op, self.params, self.derivative
-        made.inputs, made.outputs, made.active = self.inputs, self.outputs, self.active
-        made.kinds, made.results, made.tree = self.kinds, self.results, self.tree
-        made.saved = saved
-        return made
+        step = Step()
+        step.op, step.params, step.derivative = self.op, self.params, self.derivative
+        step.inputs, step.outputs, step.active = self.inputs, self.outputs, self.active
+        step.kinds, step.results, step.tree = self.kinds, self.results, self.tree
+        step.saved = saved
+        return step
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """See `Call`."""
         target = PLAIN if number < 0 else self.targets[number]
         op = OPS[name]
-        given, values = splitter(op)(*operands, **params)
-        if target is PLAIN or op.placed is None or not all(_is_sum_of_tensors(x) for x in given):
-            return bind(op, given, values)
+        args, values = splitter(op)(*operands, **params)
+        if target is PLAIN or op.placed is None or not all(_is_sum_of_tensors(x) for x in args):
+            return bind(op, args, values)
         if target is None:
-            plan = planned(op, tuple([without_elements(x._aval) for x in given]), values)[0]
-            made = plan.result
-            mesh = made.sharding.mesh
+            plan = planned(op, tuple([without_elements(x._aval) for x in args]), values)[0]
+            result = plan.result
+            mesh = result.sharding.mesh
             axes = [a for a in getattr(plan, "partial_axes", ()) if mesh.shape[a] > 1]
-            if not axes or type(made) is not Aval:
-                return bind(op, given, values)
-            spec = P(*made.sharding.spec.chains_of(made.ndim), unreduced=frozenset(axes))
-            target = made.sharding.with_spec(spec)
-        return bind(op.placed, given, (*values, target))
+            if not axes or type(result) is not Aval:
+                return bind(op, args, values)
+            spec = P(*result.sharding.spec.chains_of(result.ndim), unreduced=frozenset(axes))
+            target = result.sharding.with_spec(spec)
+        return bind(op.placed, args, (*values, target))
 
 
 class Gathered(NamedTuple):
@@ -97,17 +97,17 @@ class Gathered(NamedTuple):
 
     def again(self) -> ShardedTensor:
         """Gathers the value."""
-        made: ShardedTensor = call(
+        base: ShardedTensor = call(
             "transfer_to", self.source, self.base.sharding, "grad", committed=self.base.committed
         )
-        return made if self.view_spec is None else tensor(self.value, View(made, self.view_spec))
+        return base if self.view_spec is None else tensor(self.value, View(base, self.view_spec))
 
 
-def is_gathered(source: Any, made: ShardedTensor) -> bool:
+def is_gathered(source: Any, result: ShardedTensor) -> bool:
     """Whether a transfer on one mesh has made a tensor of which devices have more elements than of its source."""
     if type(source) is not ShardedTensor:
         return False
-    here, there = source._aval, made._aval
+    here, there = source._aval, result._aval
     if here.sharding.mesh != there.sharding.mesh or here.sharding.memory_kind != there.sharding.memory_kind:
         return False
     return _parts(there) < _parts(here)
@@ -137,11 +137,11 @@ class Typed(abc.ABC):
         """Returns a contribution with the axes along which those of all programs are yet to be added."""
 
     @abc.abstractmethod
-    def joined(self, found: list[Any], kind: Any) -> list[Any]:
+    def joined(self, contributions: list[Any], kind: Any) -> list[Any]:
         """Returns contributions to one value, added over programs."""
 
     @abc.abstractmethod
-    def left(self, number: int, found: list[Any]) -> list[Any]:
+    def left(self, number: int, contributions: list[Any]) -> list[Any]:
         """Returns this program's part of the contributions to an argument, of which the caller adds the parts."""
 
 
@@ -168,29 +168,31 @@ def pulled_back(
     _set_targets(steps, uses, inputs)
     while steps:
         step = steps.pop()
-        found = [cotangents.pop(n, None) if n is not None else None for n in step.outputs]
-        if not any(found) and not step.derivative.meets:
+        gradients = [cotangents.pop(n, None) if n is not None else None for n in step.outputs]
+        if not any(gradients) and not step.derivative.meets:
             continue
-        for k, given in enumerate(found):
-            if given is not None:
-                given = given if typed is None else typed.joined(given, step.results[k])
-                found[k] = added(given, step.results[k])
-        del given
+        for k, contributions in enumerate(gradients):
+            if contributions is not None:
+                contributions = contributions if typed is None else typed.joined(contributions, step.results[k])
+                gradients[k] = added(contributions, step.results[k])
+        del contributions
         if not step.derivative.takes_partial_sums:
-            found = [reduced_sum(g, kind) for g, kind in zip(found, step.results, strict=True)]
+            gradients = [reduced_sum(g, kind) for g, kind in zip(gradients, step.results, strict=True)]
         with gathered_again(step):
-            made: Any = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
-        for n, g, kind in zip(step.inputs, made, step.kinds, strict=True):
+            operand_gradients: Any = step.derivative.transposed(
+                gradients.pop() if len(gradients) == 1 else gradients, step
+            )
+        for n, g, kind in zip(step.inputs, operand_gradients, step.kinds, strict=True):
             if n is not None and g is not None:
                 g = g if type(g) is Into else cast_to(g, kind)
                 cotangents.setdefault(n, []).append(g if typed is None else typed.contribution(step, n, g))
-        made = g = None  # The next transpose may take long: a cotangent that it has used is freed at once.
-    found = []
+        operand_gradients = g = None  # The next transpose may take long: a cotangent that it has used is freed at once.
+    gradients = []
     for n, kind in inputs:
-        given = cotangents.pop(n, [])
-        given = given if typed is None else typed.left(n, given)
-        found.append(gradient(given, kind, own=own) if given else None)
-    return found
+        contributions = cotangents.pop(n, [])
+        contributions = contributions if typed is None else typed.left(n, contributions)
+        gradients.append(gradient(contributions, kind, own=own) if contributions else None)
+    return gradients
 
 
 @contextlib.contextmanager
@@ -213,28 +215,28 @@ def _set_targets(steps: Sequence[Step], uses: dict[int, int], inputs: Sequence[t
         for step in steps:
             step.targets = [PLAIN] * len(step.inputs)
         return
-    wanted: dict[int, Any] = {n: kind.sharding for n, kind in inputs if isinstance(kind, Aval)}
+    layouts: dict[int, Any] = {n: kind.sharding for n, kind in inputs if isinstance(kind, Aval)}
     for step in steps:
         number = step.inputs[0] if step.inputs else None
         moves = "same elements" in step.op.tags and step.derivative.takes_partial_sums  # Functions of the user do not.
-        if moves and number in wanted and uses.get(number) == 1 and step.outputs[0] is not None:
-            wanted[step.outputs[0]] = wanted[number]
-        step.targets = [None if n is None or uses.get(n) != 1 else wanted.get(n) for n in step.inputs]
+        if moves and number in layouts and uses.get(number) == 1 and step.outputs[0] is not None:
+            layouts[step.outputs[0]] = layouts[number]
+        step.targets = [None if n is None or uses.get(n) != 1 else layouts.get(n) for n in step.inputs]
 
 
-def added(found: list[Any], kind: Any) -> Any:
+def added(contributions: list[Any], kind: Any) -> Any:
     """Returns the sum of contributions to the cotangent of a value. The list is emptied."""
-    if len(found) == 1 and type(found[0]) is not Into:
-        return found.pop()
-    parts = [g for g in found if type(g) is Into]
+    if len(contributions) == 1 and type(contributions[0]) is not Into:
+        return contributions.pop()
+    parts = [g for g in contributions if type(g) is Into]
     groups: dict[Any, Any] = {}
-    for g in found:
+    for g in contributions:
         if type(g) is Into:
             continue
         axes = g._aval.unreduced if is_unreduced(g) else ()
         g = whole(g, kind) if axes else g
         groups[axes] = g if axes not in groups else call("add", groups[axes], g)
-    found.clear()
+    contributions.clear()
     if len(groups) > 1 or parts:
         groups = {axes: reduced_sum(g, kind) for axes, g in groups.items()}
     total = None
@@ -308,11 +310,11 @@ def _in_layout(g: Any, kind: Any) -> Any:
     return g
 
 
-def gradient(found: list[Any], kind: Any, *, own: bool = True) -> Any:
+def gradient(contributions: list[Any], kind: Any, *, own: bool = True) -> Any:
     """Returns the gradient of an argument, from its contributions: in the argument's layout, and, if ``own``, a tensor
     of its own. That of a Python number is replicated.
     """
-    g = cast_to(whole(added(found, kind), kind), kind)
+    g = cast_to(whole(added(contributions, kind), kind), kind)
     if not isinstance(kind, Aval):
         return reduced_sum(g, kind)
     if not own and g.sharding == reduced(kind).sharding:

@@ -1,6 +1,6 @@
 """The derivatives of branches.
 
-Where the branch is known, it runs on the tape, and no other. In a program each branch also returns what its derivatives
+Where the branch is known, only that one runs, on the tape. In a program each branch also returns what its derivatives
 have saved, with zeros in place of what only others save, and the backward pass is a branch of the same index.
 """
 
@@ -67,9 +67,9 @@ class _Branches:
         """Executes the branch, and records it."""
         tape = self._tape
         self._root = root_of(tape)
-        index, given = tape.constants((self._index, self._operands))
+        index, args = tape.constants((self._index, self._operands))
         functions = tuple([self._forward(k) for k in range(len(self._functions))])
-        result, slots = bind_by(tape.outer, op, (index, given), (functions, self._caller))
+        result, slots = bind_by(tape.outer, op, (index, args), (functions, self._caller))
         order = range(len(functions))
         calls, sources, places = [self._calls[k] for k in order], [self._sources[k] for k in order], self._places
         active = [any(n is not None for n in column) for column in zip(*[c.outputs for c in calls], strict=True)]
@@ -80,13 +80,13 @@ class _Branches:
             saved = {
                 "index": handle_on(index),
                 "slots": slots,
-                "args": [handle_on(x) if self._is_used(k) else None for k, x in enumerate(leaves(given))],
+                "args": [handle_on(x) if self._is_used(k) else None for k, x in enumerate(leaves(args))],
                 "outside": [[held(tape, x) for x in s.outside] for s in sources],
             }
         results = leaves(result)
         backward = _Backward(calls, sources, places, list(closed), self._caller)
-        made = tape.add_function(backward, [*self._states, *closed], results, saved=saved, name=op.name)
-        return replaced(result, [m if a else y for m, y, a in zip(made, results, active, strict=True)])
+        taped = tape.add_function(backward, [*self._states, *closed], results, saved=saved, name=op.name)
+        return replaced(result, [t if a else y for t, y, a in zip(taped, results, active, strict=True)])
 
     def _is_used(self, number: int) -> bool:
         return any(number in sources.args for sources in self._sources.values())
@@ -97,14 +97,14 @@ class _Branches:
         def forward(*args: Any) -> Any:
             if k == 0:  # The functions are called in their order, and maybe again.
                 self._set_slots(args)
-            self._calls[k] = made = InnerCall(self._tape, self._functions[k], args, self._active(args))
-            self._sources[k] = sources = _Sources(made, args, self._root)
+            self._calls[k] = inner = InnerCall(self._tape, self._functions[k], args, self._active(args))
+            self._sources[k] = sources = _Sources(inner, args, self._root)
             values: list[Any] = [None] * len(self._slots)
             self._places[k] = list(_places(sources.stacked, self._slots))
             for at, x in zip(self._places[k], sources.stacked, strict=True):
                 values[at] = converted(x)
             full = [zeros_of(kind) if x is None else x for x, kind in zip(values, self._slots, strict=True)]
-            return map_leaves(converted, made.result), full
+            return map_leaves(converted, inner.result), full
 
         return forward
 
@@ -145,26 +145,26 @@ class _Sources:
         args: the numbers of the arguments that are among them.
     """
 
-    def __init__(self, made: InnerCall, args: Any, root: Interpreter | None = None) -> None:
+    def __init__(self, inner: InnerCall, args: Any, root: Interpreter | None = None) -> None:
         # Where a condition of vmap differs between examples, each function is a part of the program around it.
-        is_part = made.tracer is not None and made.tracer is root
+        is_part = inner.tracer is not None and inner.tracer is root
         self.stacked: list[Any] = []
         self.outside: list[Any] = []
-        self._found: list[tuple[str, int]] = []
+        self._origins: list[tuple[str, int]] = []
         known = {key_of(x): k for k, x in enumerate(leaves(args)) if type(x) is ShardedTensor}
-        for x in made.saved:
+        for x in inner.saved:
             if key_of(x) in known:
-                self._found.append(("args", known[key_of(x)]))
+                self._origins.append(("args", known[key_of(x)]))
                 continue
-            is_returned = not is_part and is_inside(x, made.tracer)
-            name, found = ("slots", self.stacked) if is_returned else ("outside", self.outside)
-            self._found.append((name, len(found)))
-            found.append(x)
-        self.args = {k for name, k in self._found if name == "args"}
+            is_returned = not is_part and is_inside(x, inner.tracer)
+            name, tensors = ("slots", self.stacked) if is_returned else ("outside", self.outside)
+            self._origins.append((name, len(tensors)))
+            tensors.append(x)
+        self.args = {k for name, k in self._origins if name == "args"}
 
     def saved(self, values: dict[str, Any]) -> list[Any]:
         """Returns the saved tensors, given those of each kind."""
-        return [values[name][k] for name, k in self._found]
+        return [values[name][k] for name, k in self._origins]
 
 
 class _Backward:
@@ -192,27 +192,27 @@ class _Backward:
 
     def __call__(self, g: Any, recorded: Call) -> list[Any]:
         """Returns the cotangents of the operands and of what the functions close over."""
-        given = g if isinstance(g, list) else [g]
-        pairs = zip(given, recorded.results, strict=True)
-        given = [None if one is None else gradient([one], kind) for one, kind in pairs]
+        cotangents = g if isinstance(g, list) else [g]
+        pairs = zip(cotangents, recorded.results, strict=True)
+        cotangents = [None if one is None else gradient([one], kind) for one, kind in pairs]
         saved = recorded.saved
         functions = tuple([self._function(k, saved["outside"][k], recorded) for k in range(len(self._calls))])
-        made: list[Any] = call(
-            "branch", saved["index"], (saved["slots"], saved["args"], given), functions, self._caller
+        gradients: list[Any] = call(
+            "branch", saved["index"], (saved["slots"], saved["args"], cotangents), functions, self._caller
         )
-        found = iter(made)
-        return [next(found) if is_active else None for is_active in recorded.active]
+        remaining = iter(gradients)
+        return [next(remaining) if is_active else None for is_active in recorded.active]
 
     def _function(self, k: int, outside: Sequence[Any], recorded: Call) -> Callable[..., Any]:
-        made, sources, places = self._calls[k], self._sources[k], self._places[k]
-        count = len(made.inputs)
-        where = {state: count + n for n, (state, _, _) in enumerate(made.closed)}
+        inner, sources, places = self._calls[k], self._sources[k], self._places[k]
+        count = len(inner.inputs)
+        where = {state: count + n for n, (state, _, _) in enumerate(inner.closed)}
 
         def backward(slots: Any, args: Any, g: Any) -> list[Any]:
             values = {"slots": [slots[at] for at in places], "args": args, "outside": outside}
-            found = made.pulled(g, [None] * len(made.closed), sources.saved(values))
-            found = [*found[:count], *[found[where[s]] if s in where else None for s in self._closed]]
-            pairs = zip(found, recorded.kinds, recorded.active, strict=True)
+            gradients = inner.pulled(g, [None] * len(inner.closed), sources.saved(values))
+            gradients = [*gradients[:count], *[gradients[where[s]] if s in where else None for s in self._closed]]
+            pairs = zip(gradients, recorded.kinds, recorded.active, strict=True)
             return [zeros_of(kind) if one is None else one for one, kind, is_active in pairs if is_active]
 
         return backward

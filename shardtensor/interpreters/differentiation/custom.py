@@ -99,13 +99,13 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
                 "the backward rule may return None for it"
             )
 
-    def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    def _recorded(self, tape: Tape, args: tuple[Any, ...], candidates: tuple[Any, ...]) -> Any:
         assert self.fwd is not None
-        statics, primals = self._statics(args), GivenArguments(tape, given)
-        given = primals.marked() if self.symbolic_zeros else primals.values
+        statics, primals = self._statics(args), GivenArguments(tape, candidates)
+        values = primals.marked() if self.symbolic_zeros else primals.values
         with interpreting(RuleCalls(tape, self._name)):
-            made = self.fwd(*with_statics(args, self.nondiff_argnums, given))
-            value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
+            pair = self.fwd(*with_statics(args, self.nondiff_argnums, values))
+            value, residuals = self._pair(pair, "the rule fwd", "(result, residuals)")
         if any(type(x) is CustomVJPPrimal for x in leaves((value, residuals))):
             raise ArgumentTypeError(f"{self._name}: the rule fwd returns a CustomVJPPrimal; return its value")
         with tape.outside():
@@ -114,14 +114,14 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
-            found = g if len(recorded.results) > 1 else [g]
+            gradients = g if len(recorded.results) > 1 else [g]
             cotangents = [
                 zero_of(kind, self.symbolic_zeros) if g is None else like(g, kind)
-                for g, kind in zip(found, recorded.results, strict=True)
+                for g, kind in zip(gradients, recorded.results, strict=True)
             ]
             kept = replaced(residuals, recorded.saved["residuals"])
             try:
-                made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
+                rule_result = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
             except ConcretizationError as error:
                 if not any(type(getattr(x, "_storage", None)) is Taped for x in leaves((kept, cotangents))):
                     raise
@@ -129,7 +129,7 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
                     f"{self._name}: forward mode and second derivatives differentiate the rule bwd, which has to "
                     f"consist of operators for that; {error}"
                 ) from None
-            return self._cotangents(made, tree, names, active)
+            return self._cotangents(rule_result, tree, names, active)
 
         # The rule must not refer to the tape, nor to elements that it does not need.
         tree, names, active = primals.tree, primals.paths, [s is not None for s in primals.states]
@@ -141,61 +141,63 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
             assert self.fwd is not None
             return self._pair(self.fwd(*args), "the rule fwd", "(result, residuals)")
 
-        def bwd(*given: Any) -> list[Any]:
+        def bwd(*args: Any) -> list[Any]:
             assert self.bwd is not None
-            return self._leaves_of(self.bwd(*given[:-1]), given[-1])
+            return self._leaves_of(self.bwd(*args[:-1]), args[-1])
 
         mapped = copy.copy(self)
         mapped.fun = examples.of_function(self.fun)
         mapped.fwd, mapped.bwd = examples.of_vjp(fwd, bwd)
         return mapped
 
-    def _leaves_of(self, made: Any, tree: tuple[Any, ...]) -> list[Any]:
+    def _leaves_of(self, result: Any, tree: tuple[Any, ...]) -> list[Any]:
         """Returns what the backward rule returns, for each leaf of the arguments."""
-        if not isinstance(made, (tuple, list)) or len(made) != len(tree):
-            what = counted(len(made), "item") if isinstance(made, (tuple, list)) else type_text(made)
+        if not isinstance(result, (tuple, list)) or len(result) != len(tree):
+            what = counted(len(result), "item") if isinstance(result, (tuple, list)) else type_text(result)
             raise ArgumentTypeError(
                 f"{self._name}: the rule bwd returns {what}; wanted a tuple of {counted(len(tree), 'cotangent')}, "
                 "one for each argument"
             )
-        return [g for one, x in zip(made, tree, strict=True) for g in self._spread(one, x)]
+        return [g for one, x in zip(result, tree, strict=True) for g in self._spread(one, x)]
 
-    def _cotangents(self, made: Any, tree: tuple[Any, ...], names: Sequence[str], active: Sequence[bool]) -> list[Any]:
+    def _cotangents(
+        self, result: Any, tree: tuple[Any, ...], names: Sequence[str], active: Sequence[bool]
+    ) -> list[Any]:
         """Returns the leaves of what the backward rule returns; None for zeros.
 
         Args:
-            made: what it returns.
+            result: what it returns.
             tree: the arguments, with avals in place of tensors.
             names: the names of the leaves.
             active: whether they are differentiated.
         """
-        found: list[Any] = []
-        for g, path, kind, is_active in zip(self._leaves_of(made, tree), names, leaves(tree), active, strict=True):
+        cotangents: list[Any] = []
+        for g, path, kind, is_active in zip(self._leaves_of(result, tree), names, leaves(tree), active, strict=True):
             if g is None or not is_active:
-                found.append(None)
+                cotangents.append(None)
                 continue
             self._check_like(f"the cotangent of {path} from the rule bwd", g, kind, "the argument")
             if type(g) is SymbolicZero:
-                found.append(None)
+                cotangents.append(None)
                 continue
             where = reduced(kind).sharding if isinstance(kind, Aval) and current_device() is None else None
             if type(g) is not ShardedTensor:
                 g = call("asarray", g, dtype=dtype_of(kind), device=where)
-            found.append(g)
-        return found
+            cotangents.append(g)
+        return cotangents
 
     def _spread(self, g: Any, tree: Any) -> list[Any]:
         """Returns a cotangent for each leaf of an argument."""
         items = items_of(tree)
         if g is None or items is None:
             return [g] if items is None else [None] * len(leaves(tree))
-        given = items_of(g)
-        if given is None or type(g) is not type(tree) or [name for name, _ in given] != [name for name, _ in items]:
+        g_items = items_of(g)
+        if g_items is None or type(g) is not type(tree) or [name for name, _ in g_items] != [name for name, _ in items]:
             raise ArgumentTypeError(
                 f"{self._name}: a cotangent from the rule bwd has the structure {form_of(g)}; wanted that of the "
                 f"argument, {form_of(tree)}"
             )
-        return [x for (_, one), (_, item) in zip(given, items, strict=True) for x in self._spread(one, item)]
+        return [x for (_, one), (_, item) in zip(g_items, items, strict=True) for x in self._spread(one, item)]
 
 
 class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
@@ -271,9 +273,9 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         if self.jvp is None:
             raise ArgumentError(f"{self._name}: it has no rule; give it by its method defjvp")
 
-    def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    def _recorded(self, tape: Tape, args: tuple[Any, ...], candidates: tuple[Any, ...]) -> Any:
         statics = [map_leaves(tape.constant, x) for x in self._statics(args)]
-        primals = GivenArguments(tape, given)
+        primals = GivenArguments(tape, candidates)
         rule = RuleCalls(tape, self._name)
         if isinstance(tape, Forward):
             with interpreting(rule):
@@ -281,11 +283,13 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
                 tangents = [zero_of(kind, self.symbolic_zeros) if s is None else s.tangent for s, kind in states]
                 value, tangent = self._of_rule(statics, primals.values, replaced(primals.tree, tangents))
                 kinds = list(map(kind_of, leaves(value)))
-                made = [t if is_zero(t) else like(as_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)]
+                new_tangents = [
+                    t if is_zero(t) else like(as_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)
+                ]
             with tape.outside():
                 results = list(map(own, leaves(value)))
             return replaced(
-                value, [tape.dual(y, None if is_zero(t) else t) for y, t in zip(results, made, strict=True)]
+                value, [tape.dual(y, None if is_zero(t) else t) for y, t in zip(results, new_tangents, strict=True)]
             )
         with interpreting(rule):
             sub = Linear()
@@ -314,9 +318,9 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
             for n, one in zip(numbers, g if len(recorded.results) > 1 else [g], strict=True):
                 if n is not None and one is not None:
                     start.setdefault(n, []).append(one)
-            made = pulled_back(steps(recorded), uses, start, [i for i in inputs if i is not None])
-            found = iter(made)
-            return [None if i is None else next(found) for i in inputs]
+            gradients = pulled_back(steps(recorded), uses, start, [i for i in inputs if i is not None])
+            remaining = iter(gradients)
+            return [None if i is None else next(remaining) for i in inputs]
 
         def forward(tangents: Sequence[Any], recorded: Call) -> list[Any]:
             pairs = zip(inputs, tangents, strict=True)
@@ -329,8 +333,8 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         return replaced(value, tape.add_function(backward, primals.states, results, saved, forward))
 
     def _for_examples(self, examples: Examples) -> Self:
-        def rule(*given: Any) -> tuple[Any, Any]:
-            *statics, primals, tangents = given
+        def rule(*args: Any) -> tuple[Any, Any]:
+            *statics, primals, tangents = args
             return self._of_rule(statics, primals, tangents)
 
         mapped = copy.copy(self)
@@ -341,8 +345,8 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
     def _of_rule(self, statics: Sequence[Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
         """Calls the rule, and returns the result and its tangent."""
         assert self.jvp is not None
-        made = self.jvp(*statics, primals, tangents)
-        value, tangent = self._pair(made, "the rule", "(result, tangent)")
+        pair = self.jvp(*statics, primals, tangents)
+        value, tangent = self._pair(pair, "the rule", "(result, tangent)")
         if form_of(value) != form_of(tangent):
             raise ArgumentTypeError(
                 f"{self._name}: the tangent from the rule has the structure {form_of(tangent)}; wanted that of the "

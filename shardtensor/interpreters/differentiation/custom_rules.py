@@ -108,13 +108,13 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
         """Raises ArgumentError if the function has no rule yet."""
 
     @abc.abstractmethod
-    def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    def _recorded(self, tape: Tape, args: tuple[Any, ...], candidates: tuple[Any, ...]) -> Any:
         """Calls the rule, and records it on a tape.
 
         Args:
             tape: the tape.
             args: the arguments.
-            given: those that may be differentiated.
+            candidates: those that may be differentiated.
         """
 
     def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
@@ -133,9 +133,9 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
         tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
         if tape is interpreter:
             self._check_statics(tape, args)
-        given = tuple([x for k, x in enumerate(args) if k not in self.nondiff_argnums])
-        if tape is interpreter and any(tape.active(x) is not None for x in leaves(given)):
-            return self._recorded(tape, args, given)
+        candidates = tuple([x for k, x in enumerate(args) if k not in self.nondiff_argnums])
+        if tape is interpreter and any(tape.active(x) is not None for x in leaves(candidates)):
+            return self._recorded(tape, args, candidates)
         if isinstance(interpreter, Outside):
             outside, args = interpreter, map_leaves(interpreter.noted, args)
         else:
@@ -178,10 +178,10 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
     def _statics(self, args: Sequence[Any]) -> list[Any]:
         return [args[k] for k in self.nondiff_argnums]
 
-    def _pair(self, made: Any, rule: str, wanted: str) -> tuple[Any, Any]:
-        if not isinstance(made, (tuple, list)) or len(made) != 2:
-            raise ArgumentTypeError(f"{self._name}: {rule} returns {type_text(made)}; wanted the pair {wanted}")
-        return made[0], made[1]
+    def _pair(self, result: Any, rule: str, wanted: str) -> tuple[Any, Any]:
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise ArgumentTypeError(f"{self._name}: {rule} returns {type_text(result)}; wanted the pair {wanted}")
+        return result[0], result[1]
 
     def _check_like(self, what: str, x: Any, kind: Any, of: str) -> None:
         """Checks that what a rule returns has the shape and the dtype of a value."""
@@ -200,25 +200,25 @@ class GivenArguments:
 
     Attributes:
         tree: the arguments with their avals in place of tensors.
-        values: the arguments without the tape, which no one else writes.
+        values: the arguments without the tape, which nothing else writes.
         states: for each leaf the value of the tape; None if it is not differentiated.
         kinds: for each leaf its aval, or the leaf itself.
         paths: for each leaf its name in errors.
     """
 
-    def __init__(self, tape: Tape, given: tuple[Any, ...]) -> None:
-        found = leaves(given)
-        self.states: list[Taped | None] = list(map(tape.active, found))
-        primals = list(map(tape.constant, found))
+    def __init__(self, tape: Tape, args: tuple[Any, ...]) -> None:
+        arg_leaves = leaves(args)
+        self.states: list[Taped | None] = list(map(tape.active, arg_leaves))
+        primals = list(map(tape.constant, arg_leaves))
         with tape.outside():
             own = [tape.given(call("copy", x)) if type(x) is ShardedTensor else x for x in primals]
-        self.values: tuple[Any, ...] = replaced(given, own)
+        self.values: tuple[Any, ...] = replaced(args, own)
         self.kinds = list(map(kind_of, primals))
-        self.tree: tuple[Any, ...] = replaced(given, self.kinds)
-        self.paths = [path for n, x in enumerate(given) for path in paths(x, f"argument {n}")]
+        self.tree: tuple[Any, ...] = replaced(args, self.kinds)
+        self.paths = [path for n, x in enumerate(args) for path in paths(x, f"argument {n}")]
 
     def marked(self) -> tuple[Any, ...]:
-        """Returns the arguments with a `CustomVJPPrimal` in place of each leaf but None, which is no leaf in JAX."""
+        """Returns the arguments with a `CustomVJPPrimal` in place of each leaf but None, which is not a leaf in JAX."""
         pairs = zip(leaves(self.values), self.states, strict=True)
         marked = [x if x is None else CustomVJPPrimal(x, state is not None) for x, state in pairs]
         return replaced(self.tree, marked)  # type: ignore[no-any-return]
@@ -242,8 +242,8 @@ def _is_differentiated(outer: Callable[..., Any] | None) -> bool:
 
 def with_statics(args: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
     """Returns arguments with other values in place of those that may be differentiated."""
-    given = iter(values)
-    return [x if k in numbers else next(given) for k, x in enumerate(args)]
+    remaining = iter(values)
+    return [x if k in numbers else next(remaining) for k, x in enumerate(args)]
 
 
 def as_tensor(x: Any) -> Any:

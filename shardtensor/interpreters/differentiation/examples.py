@@ -68,8 +68,8 @@ class Examples:
                 self.results, residual_flags[:] = _flags(self.batcher, value), _flags(self.batcher, residuals)
             return map_leaves(self.batcher.examples, value), map_leaves(self.batcher.examples, residuals)
 
-        def backward(*given: Any) -> Any:
-            *statics, residuals, g = given
+        def backward(*args: Any) -> Any:
+            *statics, residuals, g = args
             batcher = Batcher(self.size, self.axis_name)
             with interpreting(batcher):
                 known = boxed(batcher, tuple(statics), self.statics)
@@ -78,17 +78,17 @@ class Examples:
                 )
                 flags = _flags(batcher, cotangents)
             pairs = zip(map(batcher.examples, cotangents), flags, leaves(self.primals), strict=True)
-            found = [self._cotangent(g, is_given, is_wanted) for g, is_given, is_wanted in pairs]
+            gradients = [self._cotangent(g, is_given, is_wanted) for g, is_given, is_wanted in pairs]
             batcher.ended = True
-            return replaced(self.primals, found)
+            return replaced(self.primals, gradients)
 
         return forward, backward
 
     def of_jvp(self, rule: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
         """Returns the rule of `custom_jvp` for all examples."""
 
-        def called(*given: Any) -> Any:
-            *statics, primals, tangents = given
+        def called(*args: Any) -> Any:
+            *statics, primals, tangents = args
             batcher = self.batcher
             with batcher.inside():
                 known = boxed(batcher, tuple(statics), self.statics)
@@ -109,11 +109,11 @@ class Examples:
 
     def _spread(self, tree: Any, flags: Sequence[bool]) -> Any:
         """Returns a tree of which the leaves that differ in the result or in its tangent are those of all examples."""
-        found = [
+        values = [
             self._for_all(x) if is_wanted and not is_given else x
             for x, is_given, is_wanted in zip(leaves(tree), flags, self.results, strict=True)
         ]
-        return replaced(tree, found)
+        return replaced(tree, values)
 
     def _for_all(self, x: Any) -> Any:
         """Returns a value that is the same for all examples once for each of them; zeros stay zeros."""

@@ -28,8 +28,8 @@ from shardtensor.tensor.value import reduced
 
 def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
     """Returns the numbers of the arguments that are differentiated, counted from the first one."""
-    given = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
-    for n in given:
+    positions = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    for n in positions:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
             raise ArgumentTypeError(f"{caller}: argnums is {argnums!r}; wanted an integer, or several in a tuple")
         if not -count <= n < count:
@@ -37,7 +37,7 @@ def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
                 f"{caller}: argnums is {argnums!r}, and the function is called with {count} positional arguments; "
                 "arguments that are given by name are not differentiated"
             )
-    numbers = [int(n) % count for n in given]
+    numbers = [int(n) % count for n in positions]
     for n in numbers:
         if numbers.count(n) > 1:
             raise ArgumentError(f"{caller}: argnums is {argnums!r}, which names argument {n} twice; wanted it once")
@@ -45,16 +45,16 @@ def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
 
 
 def check_function(caller: str, fn: Any) -> None:
-    """Raises ArgumentTypeError if what is to be differentiated is no function."""
+    """Raises ArgumentTypeError if what is to be differentiated is not a function."""
     if not callable(fn):
         raise ArgumentTypeError(f"{caller}: fun is {type_text(fn)}; wanted a function")
 
 
 def _scalar(caller: str, run: Run, holomorphic: bool) -> Any:
     """Returns the cotangent of a result that has to be one number: 1."""
-    found = leaves(run.value)
-    y: Any = found[0] if len(found) == 1 else None
-    if len(found) != 1 or np.shape(y) != ():
+    results = leaves(run.value)
+    y: Any = results[0] if len(results) == 1 else None
+    if len(results) != 1 or np.shape(y) != ():
         what = f"an array of shape {tuple(y.shape)}" if hasattr(y, "shape") else f"{type_text(run.value)}"
         raise ArgumentTypeError(
             f"{caller}: the function returns {what}; wanted one number, such as the sum of a loss (st.vjp takes any "
@@ -150,8 +150,8 @@ def grad(
         ``has_aux`` the pair of it and of the other results.
 
     Raises:
-        ArgumentTypeError: an argument is no floating-point number, the result is not one number, or an operator has no
-            derivative.
+        ArgumentTypeError: an argument is not a floating-point number, the result is not one number, or an operator has
+            no derivative.
         ConcretizationError: elements of a tensor that depends on the arguments leave the library, by `numpy.asarray`.
 
     >>> def loss(w, x):
@@ -195,23 +195,23 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     run.value = run.aux = None  # The function below holds what derivatives need, and nothing else.
 
     def pull(cotangents: Any) -> Any:
-        given = map_leaves(run.tape.adopted, cotangents)
-        found = _checked_tangents("vjp", "the cotangent", given, "the result", result)
-        return run.pulled(found, keep=True)
+        tree = map_leaves(run.tape.adopted, cotangents)
+        flat = _checked_tangents("vjp", "the cotangent", tree, "the result", result)
+        return run.pulled(flat, keep=True)
 
     value = run.shown(value)
     return (value, pull, aux) if has_aux else (value, pull)
 
 
-def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) -> list[Any]:
+def _checked_tangents(caller: str, what: str, tangents: Any, of: str, tree: Any) -> list[Any]:
     """Returns the leaves of tangents or cotangents, which must be like those of the values; None for integers."""
-    if form_of(given) != form_of(tree):
+    if form_of(tangents) != form_of(tree):
         raise ArgumentTypeError(f"{caller}: {what} and {of} differ in structure; wanted one array for each array")
-    made: list[Any] = []
-    for g, y, path in zip(leaves(given), leaves(tree), paths(tree, what), strict=True):
+    flat: list[Any] = []
+    for g, y, path in zip(leaves(tangents), leaves(tree), paths(tree, what), strict=True):
         dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
         if not is_inexact(dtype) or is_zero(g):
-            made.append(None)
+            flat.append(None)
             continue
         if np.shape(g) != np.shape(y):
             raise ArgumentError(f"{caller}: {path} has shape {np.shape(g)}; wanted that of {of}, {np.shape(y)}")
@@ -221,8 +221,8 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
         if type(y) is ShardedTensor and (type(g) is not ShardedTensor or g.sharding.mesh != y.sharding.mesh):
             g = call("reshard", g, reduced(y._aval).sharding)
         g = g if type(g) is ShardedTensor else call("asarray", g)
-        made.append(g if g.dtype == dtype else call("astype", g, dtype))
-    return made
+        flat.append(g if g.dtype == dtype else call("astype", g, dtype))
+    return flat
 
 
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
@@ -246,14 +246,12 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     [2.0, 40.0]
     """
     check_function("jvp", fun)
-    for name, given in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(given, (tuple, list)):
-            raise ArgumentTypeError(
-                f"jvp: {name} is {type_text(given)}; wanted a tuple with one item for each argument"
-            )
-    given, directions = [map_leaves(tensor_here, tuple(x)) for x in (primals, tangents)]
-    directions = _checked_tangents("jvp", "tangents", directions, "primals", given)
-    kinds = [None if t is None else kind_of(x) for x, t in zip(leaves(given), directions, strict=True)]
+    for name, tree in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(tree, (tuple, list)):
+            raise ArgumentTypeError(f"jvp: {name} is {type_text(tree)}; wanted a tuple with one item for each argument")
+    args, directions = [map_leaves(tensor_here, tuple(x)) for x in (primals, tangents)]
+    directions = _checked_tangents("jvp", "tangents", directions, "primals", args)
+    kinds = [None if t is None else kind_of(x) for x, t in zip(leaves(args), directions, strict=True)]
     directions = [None if t is None else like(t, kind) for t, kind in zip(directions, kinds, strict=True)]
     try:
         run = Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
@@ -288,8 +286,8 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     has_maps = any(step.op.name == "map_shards" for step in run.tape.steps)
 
     def push(*tangents: Any) -> Any:
-        given = map_leaves(run.tape.adopted, tangents)
-        directions = _checked_tangents("linearize", "tangents", given, "primals", run.given)
+        tree = map_leaves(run.tape.adopted, tangents)
+        directions = _checked_tangents("linearize", "tangents", tree, "primals", run.given)
         return run.shown(transposed_twice(run, directions) if has_maps else run.pushed(directions))
 
     value = run.shown(run.value)
@@ -300,26 +298,26 @@ def transposed_twice(run: Run, tangents: Sequence[Any]) -> Any:
     """Returns the same as `Run.pushed`, as the transpose of the function that pulls cotangents back. It serves maps, of
     which the steps before and after the programs belong together.
     """
-    found = leaves(run.value)
+    results = leaves(run.value)
     known = [k for k, n in enumerate(run.numbers) if n is not None]
 
     def pulled(*cotangents: Any) -> list[Any]:
-        every: list[Any] = [None] * len(found)
+        every: list[Any] = [None] * len(results)
         for k, g in zip(known, cotangents, strict=True):
             every[k] = g
-        made = leaves(run.pulled(every, keep=True))
-        return [g for g, t in zip(made, tangents, strict=True) if t is not None]
+        gradients = leaves(run.pulled(every, keep=True))
+        return [g for g, t in zip(gradients, tangents, strict=True) if t is not None]
 
-    _, push = vjp(pulled, *[or_zeros(None, kind_of(found[k])) for k in known])
-    made = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
-    return run.in_results([made.get(k) for k in range(len(found))])
+    _, push = vjp(pulled, *[or_zeros(None, kind_of(results[k])) for k in known])
+    new_tangents = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
+    return run.in_results([new_tangents.get(k) for k in range(len(results))])
 
 
 def stop_gradient(x: Any) -> Any:
     """Returns x as a constant: no gradient of it is computed.
 
     Args:
-        x: a pytree. What is no tensor is returned as it is.
+        x: a pytree. Leaves that are not tensors are returned as they are.
 
     >>> st.grad(lambda x: (x * st.stop_gradient(x)).sum())(st.asarray([3.0])).tolist()
     [3.0]
@@ -334,16 +332,16 @@ def _constant(leaf: Any) -> Any:
     if isinstance(interpreter, Batcher):
         with interpreter.outside():
             primal: Any = interpreter.examples(leaf) if type(leaf) is ShardedTensor else leaf
-            found = _constant(primal)
-            if found is primal:
+            constant = _constant(primal)
+            if constant is primal:
                 return leaf
-            return interpreter.value(tensor_here(found)) if interpreter.differs(leaf) else found
+            return interpreter.value(tensor_here(constant)) if interpreter.differs(leaf) else constant
     if not isinstance(interpreter, (Tape, Outside)):
         return leaf
     tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
     primal = tape.constant(leaf)
     with interpreted_by(tape.outer):
-        found = _constant(primal)
-        if found is not primal or primal is leaf or type(primal) is not ShardedTensor:
-            return found
+        constant = _constant(primal)
+        if constant is not primal or primal is leaf or type(primal) is not ShardedTensor:
+            return constant
         return tape.given(call("copy", primal))

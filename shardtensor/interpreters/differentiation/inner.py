@@ -33,21 +33,23 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, ma
 
 def with_functions(op: Op, params: Params, around: Callable[[Function], Function]) -> Params:
     """Returns the parameters of an operator with other functions in place of those that it calls."""
-    made = list(params)
+    new_params = list(params)
     for name in op.signature.functions:
         at = op.params.index(name)
-        made[at] = tuple(map(around, made[at])) if isinstance(made[at], tuple) else around(made[at])
-    return tuple(made)
+        new_params[at] = (
+            tuple(map(around, new_params[at])) if isinstance(new_params[at], tuple) else around(new_params[at])
+        )
+    return tuple(new_params)
 
 
 def root_of(interpreter: Interpreter | None) -> Interpreter | None:
     """Returns the interpreter around all tapes, and around those that pass calls on like these; None for the outermost
     one.
     """
-    found = interpreter
-    while isinstance(found, Nested):
-        found = None if found.outer is None else innermost_of(found.outer)
-    return found
+    root = interpreter
+    while isinstance(root, Nested):
+        root = None if root.outer is None else innermost_of(root.outer)
+    return root
 
 
 def knows_no_elements(tape: Tape, operands: Any) -> bool:
@@ -197,15 +199,15 @@ def number_in(storage: Any) -> tuple[Any, int]:
 
 def numbers_around(tape: Tape) -> dict[Any, int]:
     """Returns the number of the next value of the tapes around a tape and of the trace."""
-    made: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     interpreter: Any = tape
     while isinstance(interpreter, Nested) and interpreter.outer is not None:
         interpreter = innermost_of(interpreter.outer)
         if isinstance(interpreter, Tape):
-            made[interpreter] = interpreter.next_number
+            numbers[interpreter] = interpreter.next_number
         elif isinstance(interpreter, Tracer):
-            made[interpreter.trace] = interpreter.trace.count
-    return made
+            numbers[interpreter.trace] = interpreter.trace.count
+    return numbers
 
 
 class Ref:
@@ -249,14 +251,14 @@ class InnerCall:
         self.args = args
         self.tracer = tape.tracer
         self.inputs: list[Any] = []
-        given = []
+        values = []
         for x, is_active in zip(leaves(args), active, strict=True):
             x = tape.variable(handle_on(x)) if is_active else x
             self.inputs.append((x._storage.number, kind_of(x._storage.primal)) if is_active else None)
-            given.append(x)
+            values.append(x)
         try:
             with interpreting(tape):
-                result = function(*replaced(args, given))
+                result = function(*replaced(args, values))
             self.outputs = [number_of(s) for s in map(tape.active, leaves(result))]
             self.result = map_leaves(tape.constant, result)
         finally:
@@ -291,9 +293,9 @@ class InnerCall:
             if n is not None and g is not None:
                 start.setdefault(n, []).append(g)
         steps = [step.with_saved(map_leaves(lambda x: _taken(x, saved), step.saved)) for step in self._steps]
-        wanted = [x for x in self.inputs if x is not None] + [(n, kind) for _, n, kind in self.closed]
-        found = iter(pulled_back(steps, self._uses, start, wanted))
-        return [None if x is None else next(found) for x in self.inputs] + list(found)
+        variables = [x for x in self.inputs if x is not None] + [(n, kind) for _, n, kind in self.closed]
+        gradients = iter(pulled_back(steps, self._uses, start, variables))
+        return [None if x is None else next(gradients) for x in self.inputs] + list(gradients)
 
 
 def key_of(x: Any) -> Any:
@@ -320,8 +322,8 @@ def handle_on(x: Any) -> Any:
 def shared_handle(x: ShardedTensor) -> ShardedTensor:
     """Returns another handle on a value without elements."""
     x._storage.share()
-    made = tensor(x._aval, x._storage)
-    return made if x._is_scalar else mark_array(made)
+    handle = tensor(x._aval, x._storage)
+    return handle if x._is_scalar else mark_array(handle)
 
 
 class _Weak(NoElements):
@@ -333,8 +335,8 @@ class _Weak(NoElements):
 
     __slots__ = ("stand_in",)
 
-    def __init__(self, given: Any) -> None:
-        self.stand_in = given
+    def __init__(self, number: Any) -> None:
+        self.stand_in = number
 
 
 class _Abstract(Interpreter):
@@ -373,14 +375,14 @@ ABSTRACT = _Abstract()
 def abstract(x: Any) -> Any:
     """Returns what inference takes for a value of tracers and tapes."""
     while type(x) is ShardedTensor and type(storage := storage_of(x)) in (Taped, Traced, _Weak):
-        given = storage.primal if type(storage) is Taped else storage.stand_in
+        value = storage.primal if type(storage) is Taped else storage.stand_in
         if not hasattr(x._storage, "view_spec"):
-            x = given
+            x = value
             continue
         view_spec = x._base_and_view()[1]
-        if type(given) is not ShardedTensor:
-            return view_spec.of(backend_of(HOST), given)
-        x = tensor(x._aval, View(given, view_spec))
+        if type(value) is not ShardedTensor:
+            return view_spec.of(backend_of(HOST), value)
+        x = tensor(x._aval, View(value, view_spec))
     if type(x) is ShardedTensor and hasattr(storage_of(x), "batcher"):
         return without_elements(x._aval)  # One example of a batch.
     return x
@@ -388,10 +390,10 @@ def abstract(x: Any) -> Any:
 
 def argument(x: Any) -> Any:
     """Returns an argument of a function that is called to be inferred only."""
-    given = abstract(x)
-    if type(given) in SCALARS and type(x) is ShardedTensor:
-        return _weak(given)
-    return handle_on(given) if type(given) is ShardedTensor and lacks_elements(given) else given
+    value = abstract(x)
+    if type(value) in SCALARS and type(x) is ShardedTensor:
+        return _weak(value)
+    return handle_on(value) if type(value) is ShardedTensor and lacks_elements(value) else value
 
 
 def _weak(x: Any) -> Any:
@@ -404,9 +406,9 @@ def inferred_call(around: Tape, function: Function, args: Any, active: Sequence[
     try:
         with recorded_by():
             return InnerCall(around, function, map_leaves(argument, args), active, ABSTRACT.apply)
-    except ConcretizationError as found:
-        if "eval_shape knows only" not in str(found):
+    except ConcretizationError as refusal:
+        if "eval_shape knows only" not in str(refusal):
             raise
-        error = found
+        error = refusal
     InnerCall(around, function, args, [False] * len(active))  # The error of a tracer names the arguments.
     raise error

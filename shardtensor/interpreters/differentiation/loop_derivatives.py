@@ -67,24 +67,24 @@ class _Loop:
     def run(self, op: Op) -> Any:
         """Executes the loop, and records it."""
         tape = self._tape
-        given = tape.constants((self._init, self._xs, self._bounds))
+        operands = tape.constants((self._init, self._xs, self._bounds))
         params = self._forward, self._reverse, self._caller
-        carry, (ys, stacks) = bind_by(tape.outer, op, given, params)
+        carry, (ys, stacks) = bind_by(tape.outer, op, operands, params)
         trip, sources = self._trip, self._sources
         if not any(n is not None for n in trip.outputs):
             return carry, ys
-        begin, n = self._trips(given[2])
+        begin, n = self._trips(operands[2])
         results = leaves((carry, ys))
         with tape.outside():
             saved = {
                 "stacks": stacks,
-                "xs": [handle_on(x) if k in sources.xs else None for k, x in enumerate(leaves(given[1]))],
+                "xs": [handle_on(x) if k in sources.xs else None for k, x in enumerate(leaves(operands[1]))],
                 "ys": [handle_on(y) if k in sources.ys else None for k, y in enumerate(results[self._count :])],
                 "outside": [held(tape, x) for x in sources.outside],
             }
         states = [*self._states, *[state for state, _, _ in trip.closed]]
-        made = tape.add_function(_Backward(self, begin, n), states, results, saved=saved, name=op.name)
-        chosen = [m if n is not None else y for m, y, n in zip(made, results, trip.outputs, strict=True)]
+        taped = tape.add_function(_Backward(self, begin, n), states, results, saved=saved, name=op.name)
+        chosen = [t if n is not None else y for t, y, n in zip(taped, results, trip.outputs, strict=True)]
         return replaced((carry, ys), chosen)
 
     def _forward(self, i: Any, carry: Any, x: Any) -> Any:
@@ -103,10 +103,10 @@ class _Loop:
         """Returns which leaves of the carry and of the slices depend on a differentiated argument. Those of the carry
         do if they depend on it after a trip.
         """
-        found = leaves(args)
+        values = leaves(args)
         count = self._count
-        while not all(a or not has_gradient(x) for a, x in zip(self._active[:count], found[:count], strict=True)):
-            active = [a and has_gradient(x) for a, x in zip(self._active, found, strict=True)]
+        while not all(a or not has_gradient(x) for a, x in zip(self._active[:count], values[:count], strict=True)):
+            active = [a and has_gradient(x) for a, x in zip(self._active, values, strict=True)]
             trial = inferred_call(self._tape, self._call_with(argument(i)), args, active)
             after = [a or n is not None for a, n in zip(self._active[:count], trial.outputs[:count], strict=True)]
             if after == self._active[:count]:
@@ -146,7 +146,7 @@ class _Sources:
     def __init__(self, trip: InnerCall, i: Any, xs: Sequence[Any], ys: Sequence[Any]) -> None:
         self.stacked: list[Any] = []
         self.outside: list[Any] = []
-        self._found: list[tuple[str, int, Any]] = []
+        self._origins: list[tuple[str, int, Any]] = []
         known = {key_of(y): ("ys", k) for k, y in enumerate(ys) if _is_array(y)}
         known |= {key_of(x): ("xs", k) for k, x in enumerate(xs) if _is_array(x)}
         if type(i) is ShardedTensor:
@@ -154,21 +154,21 @@ class _Sources:
         for x in trip.saved:
             name, k = known.get(storage_of(x), ("", 0))
             if name:
-                self._found.append((name, k, x if hasattr(x._storage, "view_spec") else None))
+                self._origins.append((name, k, x if hasattr(x._storage, "view_spec") else None))
                 continue
-            name, found = ("stacks", self.stacked) if is_inside(x, trip.tracer) else ("outside", self.outside)
-            self._found.append((name, len(found), None))
-            found.append(x)
-        self.xs = {k for name, k, _ in self._found if name == "xs"}
-        self.ys = {k for name, k, _ in self._found if name == "ys"}
+            name, tensors = ("stacks", self.stacked) if is_inside(x, trip.tracer) else ("outside", self.outside)
+            self._origins.append((name, len(tensors), None))
+            tensors.append(x)
+        self.xs = {k for name, k, _ in self._origins if name == "xs"}
+        self.ys = {k for name, k, _ in self._origins if name == "ys"}
 
     def saved(self, values: dict[str, Any]) -> list[Any]:
         """Returns the saved tensors of a trip, given what it has of each kind."""
-        made = []
-        for name, k, view in self._found:
+        tensors = []
+        for name, k, view in self._origins:
             x = values[name][k]
-            made.append(x if view is None else tensor(view._aval, View(x, view._base_and_view()[1])))
-        return made
+            tensors.append(x if view is None else tensor(view._aval, View(x, view._base_and_view()[1])))
+        return tensors
 
 
 def _is_array(x: Any) -> bool:
@@ -186,15 +186,15 @@ class _Backward:
     def __call__(self, g: Any, recorded: Call) -> list[Any]:
         """Returns the cotangents of the initial carry, of the slices, and of what the function closes over."""
         trip, count, sources = self._trip, self._count, self._sources
-        found = g if isinstance(g, list) else [g]
+        cotangents = g if isinstance(g, list) else [g]
         kinds = recorded.results
         carried = [
             None if known is None else zeros_of(kind) if one is None else gradient([one], kind)
-            for known, one, kind in zip(trip.inputs[:count], found[:count], kinds[:count], strict=True)
+            for known, one, kind in zip(trip.inputs[:count], cotangents[:count], kinds[:count], strict=True)
         ]
         stacked = [
             None if one is None else gradient([one], kind)
-            for one, kind in zip(found[count:], kinds[count:], strict=True)
+            for one, kind in zip(cotangents[count:], kinds[count:], strict=True)
         ]
         saved = recorded.saved
         slices = {"stacks": saved["stacks"], "xs": saved["xs"], "ys": saved["ys"], "g": stacked}
@@ -203,13 +203,13 @@ class _Backward:
             after, sums = carry
             number = i + self._begin if self._begin else i
             values = sources.saved({**x, "outside": saved["outside"], "trip": [number]})
-            made = trip.pulled([*after, *x["g"]], sums, values)
+            gradients = trip.pulled([*after, *x["g"]], sums, values)
             before = [
                 zeros_of(known[1]) if known is not None and one is None else one
-                for known, one in zip(trip.inputs[:count], made[:count], strict=True)
+                for known, one in zip(trip.inputs[:count], gradients[:count], strict=True)
             ]
             at = len(trip.inputs)
-            return (before, made[at:]), made[count:at]
+            return (before, gradients[at:]), gradients[count:at]
 
         init = carried, [zeros_of(kind) for _, _, kind in trip.closed]
         (before, sums), xs = call("counted_loop", init, slices, (0, self._n), backward, not self._reverse, self._caller)
@@ -232,8 +232,8 @@ class ConditionalLoop(Recording):
                     result = function(*args)
                     depends = any(map(tape.active, leaves(result)))
                 else:
-                    made = InnerCall(tape, function, args, [False] * len(leaves(args)))
-                    result, depends = made.result, any(n is not None for n in made.outputs)
+                    inner = InnerCall(tape, function, args, [False] * len(leaves(args)))
+                    result, depends = inner.result, any(n is not None for n in inner.outputs)
                 if depends and function is body:
                     raise self._refused(params)
                 return result

@@ -73,19 +73,19 @@ class Recorder(Nested, CallInterpreter):
         if type(primal) is ShardedTensor:
             if type(primal._storage) is View:  # As `solve` of a vector returns, a column of a matrix.
                 primal = bind_by(self.outer, OPS["copy"], (primal,), ())
-            made = tensor(primal._aval, Taped(self, primal))
-            return made if primal._is_scalar else mark_array(made)
+            variable = tensor(primal._aval, Taped(self, primal))
+            return variable if primal._is_scalar else mark_array(variable)
         return tensor(aval_of_scalar(primal), Taped(self, primal))
 
     def _variables(self, results: Sequence[Any]) -> tuple[list[Any], list[Taped | None]]:
         """Returns results as tensors of the tape, where they can have a gradient, and the values that these have."""
-        made: list[Any] = []
+        tensors: list[Any] = []
         new: list[Taped | None] = []
         for y in results:
             is_new = type(y) is ShardedTensor and is_inexact(y._aval.dtype)
-            made.append(self.variable(y) if is_new else y)
-            new.append(made[-1]._storage if is_new else None)
-        return made, new
+            tensors.append(self.variable(y) if is_new else y)
+            new.append(tensors[-1]._storage if is_new else None)
+        return tensors, new
 
     def taped(self, x: Any) -> Taped | None:
         """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
@@ -111,8 +111,8 @@ class Recorder(Nested, CallInterpreter):
         around = self.around()
         if around is None:
             return None
-        found = state if state.tape is around else around.from_outside(state)
-        return None if found is None else self.closed_over(found)
+        outer_state = state if state.tape is around else around.from_outside(state)
+        return None if outer_state is None else self.closed_over(outer_state)
 
     def closed_over(self, state: Taped) -> Taped | None:
         """Returns the value that stands for one of the tape around this one; None if there is none."""
@@ -154,14 +154,14 @@ class Recorder(Nested, CallInterpreter):
         if base.views is None:
             base.views = {}
         key = view_spec.boxes, view_spec.part
-        found = base.views.get(key)
-        if found is None:
-            found = Taped(self, tensor(value, View(base.primal, view_spec)), base)
-            base.views[key] = found
+        state = base.views.get(key)
+        if state is None:
+            state = Taped(self, tensor(value, View(base.primal, view_spec)), base)
+            base.views[key] = state
             self.add_call(
-                OPS["view"], {"view_spec": view_spec}, row_of("view"), [base], [base.primal._aval], [found], [value], {}
+                OPS["view"], {"view_spec": view_spec}, row_of("view"), [base], [base.primal._aval], [state], [value], {}
             )
-        return found
+        return state
 
     def constants(self, tree: Any) -> Any:
         """Returns operands as the interpreter around the tape takes them."""
@@ -173,9 +173,9 @@ class Recorder(Nested, CallInterpreter):
         if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
             return
         result = self.adopted(bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None)))
-        x._storage = made = Taped(self, result)
+        x._storage = new_state = Taped(self, result)
         x._aval = result._aval
-        self.add_call(OPS["copy"], {}, row_of("copy"), [state], [state.primal], [made], [result._aval], {})
+        self.add_call(OPS["copy"], {}, row_of("copy"), [state], [state.primal], [new_state], [result._aval], {})
 
     def is_lent(self, x: Any) -> bool:
         """Whether the elements of a tensor are those of an argument of a program, which nothing writes."""
@@ -233,9 +233,9 @@ def any_write(base: ShardedTensor) -> None:
 
 def row_of(name: str) -> Derivative:
     """Returns the derivative of an operator that has one."""
-    found = derivative_of(OPS[name])
-    assert found is not None
-    return found
+    derivative = derivative_of(OPS[name])
+    assert derivative is not None
+    return derivative
 
 
 def aval_of_scalar(x: Any) -> Aval:

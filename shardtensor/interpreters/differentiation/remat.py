@@ -122,10 +122,10 @@ class _Calls(Nested):
         with self.outside():
             bind_into(out, op, operands, params)
 
-    def run(self, program: Any, given: Any, /) -> Any:
+    def run(self, program: Any, inputs: Any, /) -> Any:
         """Runs a program as one call, which has no number."""
         with self.outside():
-            return innermost_of(self.outer).run(program, given)
+            return innermost_of(self.outer).run(program, inputs)
 
 
 class _Saving(_Calls):
@@ -152,8 +152,8 @@ class _Saving(_Calls):
         kinds = list(map(kind_of, leaves(operands)))
         chosen = self._policy(op, *kinds, **dict(zip(op.params, params, strict=True)))
         if chosen:
-            if op.name == "name" and (found := self._made.get(id(operands[0]))) and found[0]() is operands[0]:
-                _, number, op, forms = found
+            if op.name == "name" and (entry := self._made.get(id(operands[0]))) and entry[0]() is operands[0]:
+                _, number, op, forms = entry
             kind = chosen.dst if isinstance(chosen, Offloadable) else None
             with self.outside():
                 self.saved[number] = op, forms, map_leaves(lambda y: _moved(y, kind), result)
@@ -181,10 +181,10 @@ class _Replaying(_Calls):
 
     def numbered(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, or returns its saved result."""
-        found = self._saved.get(self.count)
-        if found is None:
+        entry = self._saved.get(self.count)
+        if entry is None:
             return bind_by(self.outer, op, operands, params)
-        before, forms, result = found
+        before, forms, result = entry
         if op is not before or _forms(operands) != forms:
             raise ArgumentError(
                 _DIFFERS.format(
@@ -301,7 +301,7 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any, polic
                 trial.check_key(x.bits)
         try:
             result = _called(trial, fun, tree, kept, [s is not None for s in states])[1]
-            made = map_leaves(trial.result, trial.current(result))
+            outputs = map_leaves(trial.result, trial.current(result))
             del result
         finally:
             trial.end()
@@ -312,9 +312,9 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any, polic
             "results": [] if saving is None else [y for _, _, y in saving.saved.values()],
         }
     if not trial.closed and not any(states):
-        return made
+        return outputs
     again = _Again(fun, tree, [s is not None for s in states], trial, saving)
-    return replaced(made, tape.add_function(again, [*states, *trial.closed], leaves(made), saved))
+    return replaced(outputs, tape.add_function(again, [*states, *trial.closed], leaves(outputs), saved))
 
 
 def _called(
@@ -323,9 +323,9 @@ def _called(
     """Calls the function on a tape. Returns the tensors of the tape that stand for the arguments that have gradients,
     and the result.
     """
-    given = [tape.variable(_own(x)) if a else _own(x) for x, a in zip(kept, active, strict=True)]
-    boxes = [x for x, a in zip(given, active, strict=True) if a]
-    args, kwargs = replaced(tree, given)
+    copies = [tape.variable(_own(x)) if a else _own(x) for x, a in zip(kept, active, strict=True)]
+    boxes = [x for x, a in zip(copies, active, strict=True) if a]
+    args, kwargs = replaced(tree, copies)
     with interpreting(tape):
         return boxes, fun(*args, **kwargs)
 
@@ -354,15 +354,15 @@ class _Again(Derivative):
         """Calls the function again, and returns the cotangents of its arguments and of what it closes over."""
         sub, numbers, inputs = self._recorded(call)
         start: dict[int, list[Any]] = {}
-        given = g if isinstance(g, list) else [g]
+        cotangents = g if isinstance(g, list) else [g]
         del g  # The backward pass frees cotangents as soon as they have been used.
-        while given:
-            one, n = given.pop(), numbers.pop()
+        while cotangents:
+            one, n = cotangents.pop(), numbers.pop()
             if n is not None and one is not None:
                 start.setdefault(n, []).append(one)
         del one
-        found = iter(sub.pull(start, inputs, keep=False))
-        return [next(found) if a else None for a in self._active] + list(found)
+        gradients = iter(sub.pull(start, inputs, keep=False))
+        return [next(gradients) if a else None for a in self._active] + list(gradients)
 
     def _recorded(self, call: Call) -> tuple[Tape, list[int | None], list[tuple[int, Any]]]:
         """Calls the function again. Returns the tape, the numbers of the results, and the inputs."""

@@ -46,11 +46,11 @@ class Run:
     ) -> None:
         self.caller = caller
         self.tape = Tape() if tangents is None else Forward()
-        given = tuple([args[n] for n in argnums])
-        self.given = map_leaves(stand_in_of, given)
+        arguments = tuple([args[n] for n in argnums])
+        self.given = map_leaves(stand_in_of, arguments)
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
-        found = leaves(given)
-        adopted = list(map(self.tape.adopted, found))
+        arg_leaves = leaves(arguments)
+        adopted = list(map(self.tape.adopted, arg_leaves))
         primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, adopted, strict=True)]
         boxes = [x if x is None else self.tape.variable(x) for x in primals]
         self._inputs = [None if b is None else (b._storage.number, kind_of(b._storage.primal)) for b in boxes]
@@ -59,10 +59,10 @@ class Run:
                 b._storage.tangent = t
         before = [None if b is None else b._storage for b in boxes]
         every = list(args)
-        boxed = replaced(given, [x if b is None else b for x, b in zip(found, boxes, strict=True)])
+        boxed = replaced(arguments, [x if b is None else b for x, b in zip(arg_leaves, boxes, strict=True)])
         for n, x in zip(argnums, boxed, strict=True):
             every[n] = x
-        sources = {id(b): _base(x) for x, b in zip(found, boxes, strict=True) if b is not None}
+        sources = {id(b): _base(x) for x, b in zip(arg_leaves, boxes, strict=True) if b is not None}
         self.tape.check_write = functools.partial(_check_write, caller, (args, kwargs), sources)
         try:
             with interpreting(self.tape):
@@ -70,7 +70,7 @@ class Run:
             self._take(result, has_aux)
         finally:
             self.tape.end()
-            for x, b, storage in zip(found, boxes, before, strict=True):
+            for x, b, storage in zip(arg_leaves, boxes, before, strict=True):
                 if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
                     x[...] = self.tape.constant(b)  # The function has written an argument.
 
@@ -102,12 +102,12 @@ class Run:
             if n is not None and g is not None:
                 start.setdefault(n, []).append(g)
         inputs = [x for x in self._inputs if x is not None]
-        found = iter(self.tape.pull(start, inputs, keep=keep))
-        made = [
-            _no_gradient(x) if i is None else or_zeros(next(found), i[1])
+        remaining = iter(self.tape.pull(start, inputs, keep=keep))
+        gradients = [
+            _no_gradient(x) if i is None else or_zeros(next(remaining), i[1])
             for x, i in zip(leaves(self.given), self._inputs, strict=True)
         ]
-        return self.shown(replaced(self.given, made))
+        return self.shown(replaced(self.given, gradients))
 
     def pushed(self, tangents: Sequence[Any]) -> Any:
         """Returns the tangents of the results, given those of the leaves of the arguments."""
@@ -118,12 +118,12 @@ class Run:
 
     def in_results(self, tangents: Sequence[Any]) -> Any:
         """Returns tangents of the leaves of the results in their structure, with zeros in place of None."""
-        made = []
+        new_leaves = []
         for y, t in zip(leaves(self.value), tangents, strict=True):
             kind = kind_of(y)
             is_number = hasattr(y, "dtype") or isinstance(y, (float, complex))
-            made.append(or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
-        return replaced(self.value, made)
+            new_leaves.append(or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
+        return replaced(self.value, new_leaves)
 
 
 def stand_in_of(x: Any) -> Any:
@@ -135,20 +135,20 @@ def _base(x: Any) -> Any:
     return x._base_and_view()[0] if type(x) is ShardedTensor else x
 
 
-def _check_write(caller: str, given: Any, sources: dict[int, Any], base: ShardedTensor) -> None:
+def _check_write(caller: str, arguments: Any, sources: dict[int, Any], base: ShardedTensor) -> None:
     """Raises ArgumentError if a tensor that is written is a differentiated argument, and shares its elements with
     another argument: the function gets copies of those that are differentiated, of which a write would change one only.
 
     Args:
         caller: the public function.
-        given: all arguments.
+        arguments: all arguments.
         sources: the differentiated arguments, or those of which they are views, by the identities of the copies.
         base: the tensor that is written: such a copy, or a tensor from outside.
     """
     written = sources.get(id(base), base)
     if not any(x is written for x in sources.values()) or not isinstance(written, (ShardedTensor, np.ndarray)):
         return
-    args, kwargs = given
+    args, kwargs = arguments
     trees = [(f"argument {n}", x) for n, x in enumerate(args)] + [(f"argument {n}", x) for n, x in kwargs.items()]
     same = [
         path
@@ -173,8 +173,8 @@ def or_zeros(g: Any, kind: Any) -> Any:
         return g
     if not hasattr(kind, "sharding"):
         return call("zeros", (), dtype=np.asarray(kind).dtype)
-    made = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
-    return made if kind.committed else call("transfer_to", made, reduced(kind).sharding, "grad", committed=False)
+    zeros = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
+    return zeros if kind.committed else call("transfer_to", zeros, reduced(kind).sharding, "grad", committed=False)
 
 
 def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) -> Any:

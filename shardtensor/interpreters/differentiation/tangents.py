@@ -84,9 +84,9 @@ class Forward(Tape):
             return primal
         if hasattr(getattr(primal, "_storage", None), "view_spec"):
             primal = bind_by(self.outer, OPS["copy"], (primal,), ())
-        made = self.variable(primal)
-        made._storage.tangent = tangent
-        return made
+        variable = self.variable(primal)
+        variable._storage.tangent = tangent
+        return variable
 
     def _saved(
         self,
@@ -94,12 +94,12 @@ class Forward(Tape):
         derivative: Derivative,
         states: Sequence[Taped | None],
         operands: Operands,
-        given: Operands,
+        args: Operands,
         outs: Sequence[Any],
         new: Sequence[Taped | None],
     ) -> dict[str, Any]:
         """Returns what the derivative needs, which it uses at once."""
-        named = dict(zip(op.operands, given, strict=False)) | {"y": outs[0] if len(outs) == 1 else outs}
+        named = dict(zip(op.operands, args, strict=False)) | {"y": outs[0] if len(outs) == 1 else outs}
         return {name: named[name] for name in derivative.saves(op, [s is not None for s in states])}
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
@@ -141,15 +141,15 @@ def pushed(step: Step, tangents: list[Any]) -> Sequence[Any]:
         return [None] * len(step.results)
     if step.op.name == "view":
         return [tensor(step.results[0], View(tangents[0], step.params["view_spec"]))]
-    made = step.derivative.pushed(tangents, step)
-    if made is NotImplemented:
-        made = _transposed_twice(step, tangents)
-    found = made if isinstance(made, list) else [made]
-    return [like(t, kind) for t, kind in zip(found, step.results, strict=True)]
+    out = step.derivative.pushed(tangents, step)
+    if out is NotImplemented:
+        out = _transposed_twice(step, tangents)
+    outs = out if isinstance(out, list) else [out]
+    return [like(t, kind) for t, kind in zip(outs, step.results, strict=True)]
 
 
 def like(t: Any, kind: Any) -> Any:
-    """Returns a tangent with the shape, dtype and layout of its value, as a tensor that is no view."""
+    """Returns a tangent with the shape, dtype and layout of its value, as a tensor that is not a view."""
     if t is None or not is_inexact(dtype_of(kind)):
         return None
     t = reduced_sum(cast_to(whole(t, kind), kind), kind)
@@ -170,9 +170,9 @@ def _transposed_twice(step: Step, tangents: Sequence[Any]) -> list[Any]:
     kinds = step.results
     cotangents = [tape.variable(zeros_of(kind)) if is_inexact(dtype_of(kind)) else None for kind in kinds]
     with interpreting(tape):
-        made = step.derivative.transposed(cotangents[0] if len(kinds) == 1 else list(cotangents), recorded)
+        gradients = step.derivative.transposed(cotangents[0] if len(kinds) == 1 else list(cotangents), recorded)
         start: dict[int, list[Any]] = {}
-        for g, t, kind in zip(made, tangents, step.kinds, strict=True):
+        for g, t, kind in zip(gradients, tangents, step.kinds, strict=True):
             if g is None or t is None:
                 continue
             assert type(g) is not Into
@@ -181,8 +181,8 @@ def _transposed_twice(step: Step, tangents: Sequence[Any]) -> list[Any]:
                 start.setdefault(state.number, []).append(t)
     tape.end()
     inputs = [(x._storage.number, x._aval) for x in cotangents if x is not None]
-    found = iter(tape.pull(start, inputs, keep=False))
-    return [None if x is None else next(found) for x in cotangents]
+    out_tangents = iter(tape.pull(start, inputs, keep=False))
+    return [None if x is None else next(out_tangents) for x in cotangents]
 
 
 def pushed_forward(steps: Sequence[Step], tangents: dict[int, Any], outputs: Sequence[int | None]) -> list[Any]:
@@ -196,15 +196,15 @@ def pushed_forward(steps: Sequence[Step], tangents: dict[int, Any], outputs: Seq
     left = collections.Counter([n for step in steps for n in step.inputs])
     left.update(outputs)
     for step in steps:
-        given = [None if n is None else tangents.get(n) for n in step.inputs]
+        in_tangents = [None if n is None else tangents.get(n) for n in step.inputs]
         for n in step.inputs:
             if n is not None:
                 left[n] -= 1
                 if not left[n]:
                     tangents.pop(n, None)
         with gathered_again(step):
-            made = pushed(step, given)
-        for n, t in zip(step.outputs, made, strict=True):
+            out_tangents = pushed(step, in_tangents)
+        for n, t in zip(step.outputs, out_tangents, strict=True):
             if n is not None and t is not None and left.get(n):
                 tangents[n] = t
     return [None if n is None else tangents.get(n) for n in outputs]

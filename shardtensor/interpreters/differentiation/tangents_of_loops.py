@@ -28,17 +28,17 @@ def with_tangents(forward: Forward, op: Op, operands: Operands, params: Params) 
     named = dict(zip(op.params, params, strict=True))
     if op.name == "branch":
         named["branches"] = tuple([_on_pairs(forward, one) for one in named["branches"]])
-        given: Operands = forward.constants(operands[0]), [_pair(forward, x) for x in operands[1]]
+        args: Operands = forward.constants(operands[0]), [_pair(forward, x) for x in operands[1]]
     elif op.name == "conditional_loop":
         named["cond"] = _on_pairs(forward, named["cond"], has_tangents=False)
         named["body"] = _on_pairs(forward, named["body"])
-        given = (_pair(forward, operands[0], with_zeros=True),)
+        args = (_pair(forward, operands[0], with_zeros=True),)
     else:
         named["body"] = _of_trip(forward, named["body"])
         init, xs, bounds = operands
-        given = _pair(forward, init, with_zeros=True), _pair(forward, xs), forward.constants(bounds)
-    made = bind_by(forward.outer, op, given, tuple(named.values()))
-    return tuple([_joined(forward, x) for x in made]) if op.name == "counted_loop" else _joined(forward, made)
+        args = _pair(forward, init, with_zeros=True), _pair(forward, xs), forward.constants(bounds)
+    results = bind_by(forward.outer, op, args, tuple(named.values()))
+    return tuple([_joined(forward, x) for x in results]) if op.name == "counted_loop" else _joined(forward, results)
 
 
 def _on_pairs(forward: Forward, function: Callable[..., Any], *, has_tangents: bool = True) -> Callable[..., Any]:
@@ -112,5 +112,5 @@ def _weak(value: Any, t: Any, with_zeros: bool) -> Any:
 
 
 def _zeros(x: ShardedTensor) -> Any:
-    made = zeros_of(x._aval)
-    return made if x.committed else call("transfer_to", made, reduced(x._aval).sharding, "jvp", committed=False)
+    zeros = zeros_of(x._aval)
+    return zeros if x.committed else call("transfer_to", zeros, reduced(x._aval).sharding, "jvp", committed=False)

@@ -20,7 +20,7 @@ from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
-from shardtensor.interpreters.calls import Found
+from shardtensor.interpreters.calls import InferredView
 from shardtensor.interpreters.differentiation.backward import WRITTEN, Gathered, is_gathered, window
 from shardtensor.interpreters.differentiation.recorder import INSTEAD, Recorder, any_write, row_of
 from shardtensor.interpreters.differentiation.taped_values import LEAVES, Taped
@@ -71,26 +71,26 @@ class Tape(Recorder):
             return result
         if "escapes" in op.tags:
             return self._escape(op, operands, params)
-        if op in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
-            return found
+        if op in PYTHON and (scalar := self._of_scalars(op, operands)) is not NotImplemented:
+            return scalar
         if op.parts.view_spec and type(operands[0]) is ShardedTensor:
             self.make_tensor(operands[0])
         return super().apply(op, operands, params)
 
-    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, view: InferredView, /) -> Any:
         """Records an element of a tensor, or a copy of a scalar."""
-        x, view_spec = operands[0], found[1]
+        x, view_spec = operands[0], view[1]
         base = self.taped(x)
         assert base is not None
         result = bind_by(self.outer, op, (self.constant(x),), params)
         if not is_inexact(result.dtype):
             return result
-        made = self.variable(result)
+        variable = self.variable(result)
         kinds, results = [base.primal._aval], [result._aval]
         self.add_call(
-            OPS["view"], {"view_spec": view_spec}, row_of("view"), [base], kinds, [made._storage], results, {}
+            OPS["view"], {"view_spec": view_spec}, row_of("view"), [base], kinds, [variable._storage], results, {}
         )
-        return made
+        return variable
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls the operators of a composition, unless it has a derivative itself: then it is recorded as one call."""
@@ -123,33 +123,33 @@ class Tape(Recorder):
         the result ``depends`` on one in another way.
         """
         in_trees = op.signature.variadic or bool(op.signature.trees)
-        found = leaves(operands) if in_trees else operands
-        states = [self.active(x) for x in found]
+        operand_leaves = leaves(operands) if in_trees else operands
+        states = [self.active(x) for x in operand_leaves]
         if not any(states) and not depends:
             return bind_by(self.outer, op, self.constants(operands), params)
-        primals = [self.constant(x) if s is None else s.primal for x, s in zip(found, states, strict=True)]
+        primals = [self.constant(x) if s is None else s.primal for x, s in zip(operand_leaves, states, strict=True)]
         if self.in_program is not None:
             primals = list(map(self.adopted, primals))
-        given: Operands = tuple(replaced(operands, primals)) if in_trees else tuple(primals)
-        result = bind_by(self.outer, op, given, params)
+        args: Operands = tuple(replaced(operands, primals)) if in_trees else tuple(primals)
+        result = bind_by(self.outer, op, args, params)
         if self.in_program is not None:
             result = map_leaves(self.adopted, result)
-        for x, primal in zip(found, primals, strict=True):
+        for x, primal in zip(operand_leaves, primals, strict=True):
             if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
                 return x
         outs = [result] if type(result) is ShardedTensor else leaves(result)
-        made, new = self._variables(outs)
+        tensors, new = self._variables(outs)
         if op.name == "transfer_to" and self.gathers_again and states[0] is not None and new[0] is not None:
             source = states[0].source or states[0]
             if is_gathered(source.primal, result):
                 new[0].source = source
         if any(new):
-            saved = self._saved(op, derivative, states, operands, given, outs, new)
+            saved = self._saved(op, derivative, states, operands, args, outs, new)
             named = dict(zip(op.params, params, strict=True))
             kinds, results = list(map(_kind, primals)), list(map(_kind, outs))
             tree = replaced(operands, kinds) if in_trees else None
             self.add_call(op, named, derivative, states, kinds, new, results, saved, tree)
-        return made[0] if type(result) is ShardedTensor else replaced(result, made)
+        return tensors[0] if type(result) is ShardedTensor else replaced(result, tensors)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes and records a call of an operator that takes tensors only, not numbers."""
@@ -166,7 +166,7 @@ class Tape(Recorder):
         derivative: Derivative,
         states: Sequence[Taped | None],
         operands: Operands,
-        given: Operands,
+        args: Operands,
         outs: Sequence[Any],
         new: Sequence[Taped | None],
     ) -> dict[str, Any]:
@@ -186,12 +186,12 @@ class Tape(Recorder):
                     saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
                     held = (source,)
                 elif type(x) is ShardedTensor or type(x) in SCALARS:
-                    saved[name] = self._kept(given[at]) if base is None else given[at]
+                    saved[name] = self._kept(args[at]) if base is None else args[at]
                     held = (base,)
                 else:
                     held = list(map(self.taped, leaves(x)))
-                    values = zip(leaves(given[at]), held, strict=True)
-                    saved[name] = replaced(given[at], [self._kept(x) if s is None else x for x, s in values])
+                    values = zip(leaves(args[at]), held, strict=True)
+                    saved[name] = replaced(args[at], [self._kept(x) if s is None else x for x, s in values])
             for state in held:
                 if state is not None:
                     state.save()
@@ -227,12 +227,12 @@ class Tape(Recorder):
         for state in states:
             if state is not None:
                 state.save()
-        made, new = self._variables(list(map(self.adopted, results)))
+        tensors, new = self._variables(list(map(self.adopted, results)))
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
         results = [s.primal if s is not None else y for s, y in zip(new, results, strict=True)]
         self.add_call(OPS[name], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
-        return made
+        return tensors
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
         """Returns the result of an operator of Python scalars, which stays one, so that it does not promote dtypes."""
@@ -247,11 +247,11 @@ class Tape(Recorder):
         derivative = derivative_of(op)
         if derivative in (None, ZERO) or type(result) not in (float, complex):
             return result
-        made = self.variable(result)
+        variable = self.variable(result)
         states = [self.active(x) for x in operands]
         named = dict(zip(op.operands, primals, strict=True)) | {"y": result}
-        self.add_call(op, {}, derivative, states, primals, [made._storage], [result], named)
-        return made
+        self.add_call(op, {}, derivative, states, primals, [variable._storage], [result], named)
+        return variable
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
@@ -309,14 +309,14 @@ class Tape(Recorder):
         if state is None or state.is_saved or base._storage is not state or isinstance(value, (list, tuple)):
             return False
         operands = out, value, index
-        found = leaves(operands)
-        states = [self.active(x) for x in found]
-        given = self.constants(operands)
-        saved = self._saved(op, row_of("setitem"), states, operands, given, (), ())
-        kinds = list(map(_kind, leaves(given)))
+        operand_leaves = leaves(operands)
+        states = [self.active(x) for x in operand_leaves]
+        args = self.constants(operands)
+        saved = self._saved(op, row_of("setitem"), states, operands, args, (), ())
+        kinds = list(map(_kind, leaves(args)))
         with self.outside():
-            bind_into(given[0], op, given, ())
-        tree = replaced(given, kinds)
+            bind_into(args[0], op, args, ())
+        tree = replaced(args, kinds)
         self._written_in_place(base, out, op, {}, row_of("setitem"), states, kinds, saved, tree)
         return True
 
@@ -331,12 +331,12 @@ class Tape(Recorder):
         for name in derivative.saves(op, [s is not None for s in states]) if op.is_ufunc else ("y",):
             if name == "y" or self.taped(operands[op.operands.index(name)]) is state:
                 return False
-        given = tuple([self.constant(x) for x in operands])
-        saved = self._saved(op, derivative, states, operands, given, (), ())
+        args = tuple([self.constant(x) for x in operands])
+        saved = self._saved(op, derivative, states, operands, args, (), ())
         with self.outside():
-            bind_into(self.constant(out), op, given, params)
+            bind_into(self.constant(out), op, args, params)
         named = dict(zip(op.params, params, strict=True))
-        self._written_in_place(base, out, op, named, derivative, states, list(map(_kind, given)), saved)
+        self._written_in_place(base, out, op, named, derivative, states, list(map(_kind, args)), saved)
         return True
 
     def _written_in_place(
@@ -354,14 +354,14 @@ class Tape(Recorder):
         """Records a call of which the result has been written into ``out``, a tensor of the tape or a view of one."""
         state, view_spec = base._storage, out._base_and_view()[1]
         new, state.primal = state.primal, None  # This value exists no longer.
-        base._storage = made = Taped(self, new)
-        result = made if out is base else Taped(self, None)
+        base._storage = new_state = Taped(self, new)
+        result = new_state if out is base else Taped(self, None)
         value = out._aval
         self.add_call(op, params, derivative, states, kinds, [result], [value], saved, tree)
         if out is not base:
             kinds = [new._aval, value]
             self.add_call(
-                OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {}
+                OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [new_state], [new._aval], {}
             )
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
@@ -382,23 +382,25 @@ class Tape(Recorder):
         state, source = self.taped(base), self.active(value)
         if state is not None and base._storage is not state:
             raise ArgumentError(self.writes_outside)
-        given = self.constant(value)
+        primal = self.constant(value)
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
         new = old if is_in_place else mark_array(bind_by(self.outer, OPS["copy"], (old,), ()))
         is_whole = view_spec.part is None and len(view_spec.boxes) == 1 and view_spec.boxes[0].is_whole
         target = new if is_whole else window(new, view_spec)
         with self.outside():
-            bind_into(target, OPS["setitem"], (target, given, ...), ())
+            bind_into(target, OPS["setitem"], (target, primal, ...), ())
         if 0 in view_spec.shape:
             return
         if state is None:
             self._written[id(base)] = base, base._storage
         elif is_in_place:
             state.primal = None  # This value exists no longer.
-        base._storage = made = Taped(self, new)
-        kinds = [new._aval, _kind(given)]
-        self.add_call(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
+        base._storage = new_state = Taped(self, new)
+        kinds = [new._aval, _kind(primal)]
+        self.add_call(
+            OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [new_state], [new._aval], {}
+        )
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""

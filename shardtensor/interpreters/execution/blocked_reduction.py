@@ -311,8 +311,8 @@ class _Run:
         if self.out is None:
             self._totals[n] = total
         else:
-            made = monoid.finish(np, context, total, **self._reduction.params)
-            self.out[_within(context.box, self._reduction.origin)] = made
+            result = monoid.finish(np, context, total, **self._reduction.params)
+            self.out[_within(context.box, self._reduction.origin)] = result
 
     def state(self) -> Any:
         """Returns the states of all tiles as one state."""
@@ -384,12 +384,12 @@ def in_one_array(
     if len(arrays) > 1 or "axis" not in params or not may_differ(box, shape, axes):
         return kernel(np, context, *arrays, **params)
     x, twice = as_part(arrays[0], box, shape, axes)
-    made = kernel(np, context, x, **params)
+    result = kernel(np, context, x, **params)
     if not twice:
-        return made
+        return result
     kept = [d for d in range(x.ndim) if params.get("keepdims") or d not in axes]
     once = tuple([slice(0, 1) if d in twice else slice(None) for d in kept])
-    return each_array(lambda array: array[once], made)
+    return each_array(lambda array: array[once], result)
 
 
 def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:

@@ -137,8 +137,8 @@ def _parts_in_memories(
 
 
 def _is_outer(rule: Rule, moves: Sequence[OperandTransfer]) -> bool:
-    """Whether no operand is broadcast, and the result has the dimensions that both have, then those of the first
-    operand alone, then those of the second.
+    """Whether no operand is broadcast, and the result has the dimensions that both have, then those that only the
+    first operand has, then those of the second.
     """
     shapes = [move.source.shape for move in moves]
     sizes = name_sizes(rule, shapes)

@@ -110,8 +110,8 @@ def in_every_cell(value: Aval, total: Any, leader: Device) -> ShardedTensor:
     here = backend.memory_space(leader)
     others = [device for device in devices if backend.memory_space(device) != here]
     copies = dict(zip(others, backend.spread(total, leader, others), strict=True)) if others else {}
-    made = tuple([copies.get(device, total) for device in devices])
-    return tensor_of(value, made, tuple([[] for _ in made]))
+    buffers = tuple([copies.get(device, total) for device in devices])
+    return tensor_of(value, buffers, tuple([[] for _ in buffers]))
 
 
 class _Reduction:

@@ -56,21 +56,26 @@ def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
     result = recorder.called(OPS[op.name], sums, named)
     if result is None:
         return None
-    made = next(plan.result for plan, _, number in recorder.steps if number == result)
-    chains = made.sharding.spec.chains_of(made.ndim)
-    if chains[0] != axes or made.sharding.mesh != mesh:
+    partials = next(plan.result for plan, _, number in recorder.steps if number == result)
+    chains = partials.sharding.spec.chains_of(partials.ndim)
+    if chains[0] != axes or partials.sharding.mesh != mesh:
         return None
-    if not all(_is_wider(k.dtype, made.dtype, op) for k in unreduced):
+    if not all(_is_wider(k.dtype, partials.dtype, op) for k in unreduced):
         return None
-    value = aval(made.shape[1:], made.dtype, made.sharding.with_spec(P(*chains[1:], unreduced=axes)), made.committed)
+    value = aval(
+        partials.shape[1:],
+        partials.dtype,
+        partials.sharding.with_spec(P(*chains[1:], unreduced=axes)),
+        partials.committed,
+    )
     return LinearPlan(op, sums, recorder, result, value)
 
 
-def _is_wider(dtype: np.dtype[Any], made: np.dtype[Any], op: Op) -> bool:
+def _is_wider(dtype: np.dtype[Any], sum_dtype: np.dtype[Any], op: Op) -> bool:
     """Whether an operator may compute partial sums of one dtype that are added in another one."""
-    if dtype == made:
+    if dtype == sum_dtype:
         return True
-    return made.kind in "fc" and (dtype.kind in "fc" or op.name != "astype") and np.can_cast(dtype, made)
+    return sum_dtype.kind in "fc" and (dtype.kind in "fc" or op.name != "astype") and np.can_cast(dtype, sum_dtype)
 
 
 class _NotPlanned(Exception):
@@ -113,7 +118,7 @@ class _Recorder(Interpreter):
         except _NotPlanned:
             return None
         number = self._number(result)
-        return number if any(made == number for *_, made in self.steps) else None
+        return number if any(n == number for *_, n in self.steps) else None
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Records the plan of a call, and returns the result without elements."""
@@ -124,10 +129,10 @@ class _Recorder(Interpreter):
         if op.parts.algorithm:
             raise _NotPlanned
         plan = make_plan(op, list(map(kind_of, operands)), params)
-        given = list(map(self._number, operands))
-        made = without_elements(plan.result)
-        self.steps.append((plan, given, self._added(made, None)))
-        return made
+        numbers = list(map(self._number, operands))
+        value = without_elements(plan.result)
+        self.steps.append((plan, numbers, self._added(value, None)))
+        return value
 
     def _number(self, x: Any) -> int:
         """Returns the number of a value; a new one is a constant."""
@@ -181,6 +186,6 @@ class LinearPlan(Plan):
         pairs = zip(operands, self._sums, strict=True)
         values = [execute(OPS["partial_sums"], (x,), ()) if unreduced else x for x, unreduced in pairs]
         values += self._others
-        for plan, given, number in self._steps:
-            values[number] = getattr(plan, method)(tuple([values[n] for n in given]))
+        for plan, numbers, number in self._steps:
+            values[number] = getattr(plan, method)(tuple([values[n] for n in numbers]))
         return tensor(self.result, PartialSums(values[self._number]))

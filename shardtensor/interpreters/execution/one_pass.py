@@ -62,17 +62,17 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
     return _of_source(strategies, source, result, value, general)
 
 
-def partials_in_one_pass(strategies: Strategies, monoid: Monoid, made: Aval, general: Run) -> Run:
+def partials_in_one_pass(strategies: Strategies, monoid: Monoid, partials: Aval, general: Run) -> Run:
     """Returns the plan that computes the partial sums of all shards at once, in the order of the mesh, or the
     ``general`` plan where that is not possible.
 
     Args:
         strategies: the operator and its operands.
         monoid: how partial results are computed.
-        made: the aval of the partial sums, stacked along the first dimension.
+        partials: the aval of the partial sums, stacked along the first dimension.
         general: the plan that computes one after the other.
     """
-    count = made.shape[0]
+    count = partials.shape[0]
     if len(strategies.moves) == 2:
         products = _parts_of_products(strategies, count)
         if products is None:
@@ -84,7 +84,7 @@ def partials_in_one_pass(strategies: Strategies, monoid: Monoid, made: Aval, gen
 
         def multiplied(operands: Operands) -> ShardedTensor:
             rows = rows_of(first.whole(operands[0], name), second.whole(operands[1], name))
-            return tensor_of(made, (whole_of(rows.reshape(made.shape), made),), ([],))
+            return tensor_of(partials, (whole_of(rows.reshape(partials.shape), partials),), ([],))
 
         return multiplied
     laid = _source_of(strategies)
@@ -95,7 +95,7 @@ def partials_in_one_pass(strategies: Strategies, monoid: Monoid, made: Aval, gen
     if sums is None:
         return general
     rows: Callable[[Array], Array] = sums
-    return _of_source(strategies, source, lambda whole: rows(whole).reshape(made.shape), made, general)
+    return _of_source(strategies, source, lambda whole: rows(whole).reshape(partials.shape), partials, general)
 
 
 def _source_of(strategies: Strategies) -> tuple[Aval, _Parts] | None:
@@ -126,10 +126,10 @@ def _of_source(strategies: Strategies, source: Aval, result: Callable[[Array], A
 
     def run_plan(operands: Operands) -> ShardedTensor:
         buffers = operands[0]._storage.buffers
-        made = of_buffer(buffers[0] if len(buffers) == 1 else whole_array(operands[0], name))
-        if made is None:
+        buffer = of_buffer(buffers[0] if len(buffers) == 1 else whole_array(operands[0], name))
+        if buffer is None:
             return general(operands)  # type: ignore[no-any-return]
-        return tensor_of(value, (made,), ([],))  # NumPy's ufuncs return new arrays.
+        return tensor_of(value, (buffer,), ([],))  # NumPy's ufuncs return new arrays.
 
     if value is strategies.value:
         strategies.of_buffers = of_buffer
@@ -159,8 +159,8 @@ class _Parts:
 
     def of(self, x: Array) -> list[Array]:
         """Returns a view for each run of parts of equal size."""
-        found = [(x if index is None else x[index]).reshape(divided) for index, divided in self._runs]
-        return [part.transpose(self._order) for part in found] if self._split else found
+        views = [(x if index is None else x[index]).reshape(divided) for index, divided in self._runs]
+        return [part.transpose(self._order) for part in views] if self._split else views
 
 
 def _sums(
@@ -291,20 +291,20 @@ def _factors(counts: Sequence[int], dtype: np.dtype[Any], ndim: int) -> list[tup
 
 def _products(strategies: Strategies, tree: Tree) -> Run | None:
     """Returns the plan that multiplies the parts of small operands at once; see `_parts_of_products`."""
-    found = _parts_of_products(strategies, len(tree))
-    if found is None:
+    products = _parts_of_products(strategies, len(tree))
+    if products is None:
         return None
     (first, second), value, name = strategies.moves, strategies.value, strategies.name
     assert first is not None
     assert second is not None
-    (rows_of, are_tensors), shape = found, value.shape
+    (rows_of, are_tensors), shape = products, value.shape
 
     def of_buffers(x1: Array, x2: Array) -> Any:
         return whole_of(combine_rows(tree, rows_of(x1, x2), np.add)[0].reshape(shape), value)
 
     def run_plan(operands: Operands) -> ShardedTensor:
-        made = of_buffers(first.whole(operands[0], name), second.whole(operands[1], name))
-        return tensor_of(value, (made,), ([],))
+        buffer = of_buffers(first.whole(operands[0], name), second.whole(operands[1], name))
+        return tensor_of(value, (buffer,), ([],))
 
     if are_tensors:
         strategies.of_buffers = of_buffers

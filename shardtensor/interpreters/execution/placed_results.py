@@ -50,11 +50,11 @@ def placed_result(op: Op, value: Aval, partial_axes: Chain, layout: Where) -> Av
     return _with_spec(value, P(*split)) if used.issuperset(partial_axes) else value
 
 
-def _extended(chain: Chain, wanted: Chain, axes: Chain) -> Chain:
-    """Returns the mesh axes that split a dimension, followed by those of ``axes`` that come next in the wanted ones."""
-    if wanted[: len(chain)] != chain:
+def _extended(chain: Chain, target: Chain, axes: Chain) -> Chain:
+    """Returns the mesh axes that split a dimension, followed by those of ``axes`` that come next in ``target``."""
+    if target[: len(chain)] != chain:
         return chain
-    return (*chain, *itertools.takewhile(axes.__contains__, wanted[len(chain) :]))
+    return (*chain, *itertools.takewhile(axes.__contains__, target[len(chain) :]))
 
 
 def _with_spec(value: Aval, spec: P) -> Aval:
@@ -130,7 +130,7 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
     monoid = MONOIDS[op.combine or ""]
     partial = monoid.partial or strategies.kernel
     groups = reduction_groups(value, strategies.moves, partial_axes)
-    made, computing = stacked(target), sorted(k for group in groups for k in group.contributors)
+    partials, computing = stacked(target), sorted(k for group in groups for k in group.contributors)
     ops = strategies.reduce_ops(monoid)
 
     def separate(operands: Operands) -> ShardedTensor:
@@ -144,27 +144,27 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
                 arrays |= all_reduce(group, states, ops)
         for k, array in arrays.items():
             with backend.on(devices[k]):
-                arrays[k] = backend.xp.reshape(whole_of(array, value), made.grid.shape(k))
-        remote = {k: RemoteArray(made.grid.shape(k), value.dtype) for k in range(len(devices)) if k not in arrays}
-        return tensor_of(made, tuple([(arrays | remote)[k] for k in range(len(devices))]))
+                arrays[k] = backend.xp.reshape(whole_of(array, value), partials.grid.shape(k))
+        remote = {k: RemoteArray(partials.grid.shape(k), value.dtype) for k in range(len(devices)) if k not in arrays}
+        return tensor_of(partials, tuple([(arrays | remote)[k] for k in range(len(devices))]))
 
     def shared(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
-        whole = memory_pool.empty(made.shape, made.dtype)
+        whole = memory_pool.empty(partials.shape, partials.dtype)
         merge = functools.partial(monoid.merge, backend.xp)
-        numbers, done = made.grid.linear_parts().tolist(), set()
+        numbers, done = partials.grid.linear_parts().tolist(), set()
         for group in groups:
             if numbers[group.members[0]] not in done:
                 done.add(numbers[group.members[0]])
                 contributors = group.contributors
                 run = functools.partial(_state, strategies, partial, rows, contributors)
                 total = combine(group.tree, run, merge)
-                whole[made.grid.index(group.members[0])] = total
-        return tensor_of(made, (whole,))
+                whole[partials.grid.index(group.members[0])] = total
+        return tensor_of(partials, (whole,))
 
     run: Run = separate
     if backend.on_host:
-        run = shared if partial_axes else partials_in_one_pass(strategies, monoid, made, shared)
+        run = shared if partial_axes else partials_in_one_pass(strategies, monoid, partials, shared)
     return lambda operands: tensor(target, PartialSums(run(operands)))
 
 

@@ -161,13 +161,13 @@ def result_dtype(op: Op, kinds: Sequence[Kind], params: Named) -> np.dtype[Any]:
     Raises:
         ArgumentTypeError: the operator does not accept the dtypes.
     """
-    wanted = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
+    dtype = None if params.get("dtype") is None else sharded_dtype(params["dtype"])
     if op.dtype is not None and not callable(op.dtype):
         declared: np.dtype[Any] = np.dtype(op.dtype)
         return declared
     if op.parts.kernel and op.combine is None and op.dtype is None:
-        if wanted is not None:
-            return wanted
+        if dtype is not None:
+            return dtype
         return next(k.dtype for k in kinds if isinstance(k, (Aval, HostAval)))
     samples = [k if k is None else k(1) if isinstance(k, type) else np.ones((1,) * k.ndim, k.dtype) for k in kinds]
     # NumPy warns about a `correction` of 1 or more for one element.

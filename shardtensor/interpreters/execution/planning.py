@@ -67,7 +67,7 @@ def _text_of_calls(op: Op, kinds: Sequence[Kind], params: Params) -> Callable[[O
     def text_of_tensors(operands: Operands) -> str:
         try:
             return numbered % tuple(map(_known_identity, operands))
-        except (AttributeError, TypeError):  # An identity is no number: the tensor is a view or a copy, for example.
+        except (AttributeError, TypeError):  # An identity is not a number: the tensor is a view or a copy, for example.
             return text(operands)
 
     return text_of_tensors if all(isinstance(kind, Aval) for kind in kinds) else text

@@ -49,8 +49,8 @@ class Panelled(NamedTuple):
             for x, d in zip(self.operands, self.dimensions.inner, strict=True)
         ]
 
-        def product(shards: tuple[Shards, Shards], multiply: Multiply, made: Shards) -> Shards:
-            return summa(shards, (first, second), self.dimensions, multiply, made)
+        def product(shards: tuple[Shards, Shards], multiply: Multiply, result: Shards) -> Shards:
+            return summa(shards, (first, second), self.dimensions, multiply, result)
 
         return _run(strategies, self.operands, product)
 
@@ -75,8 +75,8 @@ class Rotated(NamedTuple):
         moving = self.operands[self.dimensions.moving]
         along = MeshCommunicator.of_arrays(strategies.name, moving, self.dimensions.split)
 
-        def product(shards: tuple[Shards, Shards], multiply: Multiply, made: Shards) -> Shards:
-            return ring_product(shards, along, self.dimensions, multiply, made)
+        def product(shards: tuple[Shards, Shards], multiply: Multiply, result: Shards) -> Shards:
+            return ring_product(shards, along, self.dimensions, multiply, result)
 
         return _run(strategies, self.operands, product)
 
@@ -89,27 +89,27 @@ GATHERED = 1 << 20
 
 
 def cheapest(
-    op: Op, kinds: Sequence[Any], rule: Rule, mesh: Mesh, given: Propagated
+    op: Op, kinds: Sequence[Any], rule: Rule, mesh: Mesh, default: Propagated
 ) -> tuple[Propagated, InParts | None]:
     """Returns the layout of a product that transfers the fewest bytes, and how its operands move part by part, if they
-    do. ``given`` is the layout in which the larger operand stays; it is returned for everything but products of two
+    do. ``default`` is the layout in which the larger operand stays; it is returned for everything but products of two
     tensors of which one has to move, and that several mesh axes split.
     """
     if "product" not in op.tags or not all(isinstance(k, Aval) and k.size for k in kinds):
-        return given, None
+        return default, None
     a, b = kinds
     if not a.sharding.mesh == b.sharding.mesh == mesh or a.committed != b.committed or a.offloaded or b.offloaded:
-        return given, None
+        return default, None
     layouts = [k.sharding.spec.chains_of(k.ndim) for k in kinds]
-    if not _changed(given, layouts, mesh):
-        return given, None
+    if not _changed(default, layouts, mesh):
+        return default, None
     used = {axis for chains in layouts for chain in chains for axis in _splitting(chain, mesh)}
-    choices: list[tuple[Propagated, InParts | None]] = [(given, None)]
+    choices: list[tuple[Propagated, InParts | None]] = [(default, None)]
     if len(used) > 1:
         weights = (0, 1) if a.nbytes >= b.nbytes else (1, 0)
         other = propagate(rule, [k.shape for k in kinds], layouts, weights, mesh.shape, combines=True)
         choices.append((other, None))
-        if panelled := _panelled(rule, (a, b), layouts, given):
+        if panelled := _panelled(rule, (a, b), layouts, default):
             choices.append(panelled)
     laid, how = min(choices, key=lambda choice: _bytes(choice[0], kinds, mesh))
     return laid, how or _rotated(rule, (a, b), layouts, laid, mesh)
@@ -125,13 +125,13 @@ def _changed(laid: Propagated, layouts: Sequence[Chains], mesh: Mesh) -> list[tu
     return [
         (i, d)
         for i, (now, then) in enumerate(zip(layouts, laid.operands, strict=True))
-        for d, (chain, wanted) in enumerate(zip(now, then, strict=True))
-        if _splitting(chain, mesh) != _splitting(wanted, mesh)
+        for d, (chain, target) in enumerate(zip(now, then, strict=True))
+        if _splitting(chain, mesh) != _splitting(target, mesh)
     ]
 
 
 def _panelled(
-    rule: Rule, kinds: tuple[Aval, Aval], layouts: Sequence[Chains], given: Propagated
+    rule: Rule, kinds: tuple[Aval, Aval], layouts: Sequence[Chains], default: Propagated
 ) -> tuple[Propagated, Panelled] | None:
     """Returns the layout of a product whose result is split as the rows of one operand and the columns of the other;
     None if both need the same mesh axis, or several contracted dimensions are split.
@@ -150,9 +150,9 @@ def _panelled(
     if len(split) != 1 or len(axes) != len(set(axes)):
         return None
     (inner,) = split
-    wanted = [tuple([chains[n][1] if n in chains else () for n in names]) for names in rule.operands]
+    operands = [tuple([chains[n][1] if n in chains else () for n in names]) for names in rule.operands]
     result = tuple([chains[n][1] for n in rule.result])
-    laid = Propagated(tuple(wanted), result, given.shape, (), result)
+    laid = Propagated(tuple(operands), result, default.shape, (), result)
     numbers = [names.index(inner) for names in rule.operands]
     return laid, Panelled(kinds, Contraction((numbers[0], numbers[1]), _rows(rule)))
 
@@ -177,9 +177,9 @@ def _rotated(
     if len(changed) != 1 or laid.partial_axes or laid.kept != laid.result:
         return None
     ((moving, d),) = changed
-    value, wanted, name = kinds[moving], laid.operands[moving], rule.operands[moving][d]
+    value, chains, name = kinds[moving], laid.operands[moving], rule.operands[moving][d]
     size = value.shape[d]
-    if _splitting(wanted[d], mesh) or size == 1 or any(names.count(name) > 1 for names in rule.operands):
+    if _splitting(chains[d], mesh) or size == 1 or any(names.count(name) > 1 for names in rule.operands):
         return None
     along = [
         names.index(name) if name in names and kind.shape[names.index(name)] == size else None
@@ -187,7 +187,7 @@ def _rotated(
     ]
     shares = _share(NamedSharding(mesh, P(*laid.result)).grid(laid.shape)) * _itemsize(kinds)
     shares += sum([_share(k.grid) * k.dtype.itemsize for k in kinds])
-    whole = _share(NamedSharding(mesh, P(*wanted)).grid(value.shape)) * value.dtype.itemsize
+    whole = _share(NamedSharding(mesh, P(*chains)).grid(value.shape)) * value.dtype.itemsize
     if whole <= max(GATHERED, 2 * shares):
         return None
     result = rule.result.index(name) if name in rule.result else None
@@ -218,9 +218,9 @@ def _itemsize(kinds: Sequence[Aval]) -> int:
 
 def _missing(source: Grid, target: Grid) -> int:
     """Returns the number of elements that the devices of a grid lack of their parts in another one."""
-    (begins, ends), (wanted, until) = _ends(source), _ends(target)
-    overlap = np.maximum(begins, wanted), np.minimum(ends, until)
-    return _total((wanted, until)) - _total(overlap)
+    (begins, ends), (target_begins, target_ends) = _ends(source), _ends(target)
+    overlap = np.maximum(begins, target_begins), np.minimum(ends, target_ends)
+    return _total((target_begins, target_ends)) - _total(overlap)
 
 
 def _ends(grid: Grid) -> tuple[Any, Any]:
@@ -249,16 +249,16 @@ def _run(
     operands: tuple[Aval, Aval],
     product: Callable[[tuple[Shards, Shards], Multiply, Shards], Shards],
 ) -> Run:
-    """Returns the plan of a product: ``product(operands, multiply, made)`` computes it into ``made``."""
+    """Returns the plan of a product: ``product(operands, multiply, result)`` computes it into ``result``."""
     value, contexts, params = strategies.value, strategies.contexts, strategies.params
 
     def multiply(xp: Any, k: int, left: Any, right: Any) -> Any:
         return whole_of(strategies.kernel(xp, contexts[k], left, right, **params), value)
 
-    def run_plan(given: Operands) -> ShardedTensor:
-        made = Shards.empty(value)
-        first, second = [shards_of(v, shard_arrays(x)) for v, x in zip(operands, given, strict=True)]
-        product((first, second), multiply, made)
-        return made.tensor()
+    def run_plan(tensors: Operands) -> ShardedTensor:
+        result = Shards.empty(value)
+        first, second = [shards_of(v, shard_arrays(x)) for v, x in zip(operands, tensors, strict=True)]
+        product((first, second), multiply, result)
+        return result.tensor()
 
     return run_plan

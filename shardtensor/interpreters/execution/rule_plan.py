@@ -103,11 +103,11 @@ class _Layouts(NamedTuple):
         """
         if self.panels or self.partial_axes or _is_split(self.value.grid) or not is_few(self.value):
             return False
-        given = [move for move in self.moves if move is not None]
-        if any(_is_split(move.target.grid(move.source.shape)) for move in given):
+        moves = [move for move in self.moves if move is not None]
+        if any(_is_split(move.target.grid(move.source.shape)) for move in moves):
             return False
-        gathered = any(_is_split(move.source.grid) for move in given)
-        return gathered and sum([move.source.nbytes for move in given]) <= GATHERED
+        gathered = any(_is_split(move.source.grid) for move in moves)
+        return gathered and sum([move.source.nbytes for move in moves]) <= GATHERED
 
     def contexts(self, value: Aval, moves: Moves) -> list[ShardContext]:
         """Returns the position of each device's shards within the operands and a result."""
@@ -183,8 +183,8 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
     """Returns the plan of an operator that the first device runs; all of them together, where they share a memory."""
     kept, caller, sharding = laid.kept, op.name, laid.value.sharding
     gathers = [move and to_first(move.source, sharding, caller) for move in laid.moves]
-    made = alone(laid.value, caller)
-    back = operand_transfer(made, kept.sharding)
+    on_first = alone(laid.value, caller)
+    back = operand_transfer(on_first, kept.sharding)
 
     def strategy(value: Aval, moves: Moves) -> Run:
         return _at_once(Strategies(op, value, params, moves, laid.contexts(value, moves)))
@@ -192,7 +192,7 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
     def execution() -> tuple[str, Run]:
         if kept.memory is not None:
             return "whole", _in_parts(strategy(laid.value, laid.moves), laid.value, kept)
-        run = strategy(made, gathers)
+        run = strategy(on_first, gathers)
         return "first", lambda operands: sent_to(run(operands), kept.sharding, caller)
 
     return Plan(op, kept, (), tuple(gathers), lambda: (back.schedule(caller),), execution, copied=lambda: back.copied)

@@ -1,7 +1,8 @@
 """Operators on bfloat16 and the float8 kinds: computed in float32, and cast back where the result has such a dtype.
 
 No array library has all operators in these dtypes, and those that they have add up in too few bits. float32 represents
-every value of them, so that what only moves or compares elements is exact, and what computes is rounded once.
+every value of them, so that operators that only move or compare elements are exact, and computed results are
+rounded once.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | No
         for k, cast in zip(kinds, casts, strict=True)
     ]
     plan = make_plan(op, wide, wide_params)
-    made = plan.result
-    return SmallFloatPlan(op, casts, plan, _cast(made, dtype) if dtype is not None and made.dtype.kind == "f" else None)
+    result = plan.result
+    return SmallFloatPlan(
+        op, casts, plan, _cast(result, dtype) if dtype is not None and result.dtype.kind == "f" else None
+    )
 
 
 _LARGE = 1 << 20
@@ -109,12 +112,12 @@ class SmallFloatPlan(Plan):
 
     def _with(self, method: str, operands: Operands) -> ShardedTensor:
         """Returns the result of the plans by their method ``run`` or ``infer``."""
-        given = [
+        values = [
             x if cast is None else getattr(cast, method)((x,)) if type(x) is ShardedTensor else x.astype(_WIDE)
             for x, cast in zip(operands, self._casts, strict=True)
         ]
-        made = getattr(self._plan, method)(tuple(given))
-        return getattr(self._back, method)((made,)) if self._back else made  # type: ignore[no-any-return]
+        result = getattr(self._plan, method)(tuple(values))
+        return getattr(self._back, method)((result,)) if self._back else result  # type: ignore[no-any-return]
 
 
 def has_small_floats(op: Op, operands: Operands, params: Params) -> bool:
@@ -131,21 +134,21 @@ def in_wide(apply: Callable[[Op, Operands, Params], Any], op: Op, operands: Oper
         apply: executes or infers one operator.
         op, operands, params: the call.
     """
-    given = [as_operand(x, op.error_name) if hasattr(x, "dtype") else x for x in operands]
-    dtype, wide_params = _result(op, [_kind(x) for x in given], params)
+    values = [as_operand(x, op.error_name) if hasattr(x, "dtype") else x for x in operands]
+    dtype, wide_params = _result(op, [_kind(x) for x in values], params)
 
-    def to(x: Any, wanted: np.dtype[Any]) -> Any:
-        return apply(OPS["astype"], (x,), (wanted, True, None))
+    def to(x: Any, target: np.dtype[Any]) -> Any:
+        return apply(OPS["astype"], (x,), (target, True, None))
 
     wide = tuple(
-        [x if not _is_small(x) else x.astype(_WIDE) if isinstance(x, np.ndarray) else to(x, _WIDE) for x in given]
+        [x if not _is_small(x) else x.astype(_WIDE) if isinstance(x, np.ndarray) else to(x, _WIDE) for x in values]
     )
-    made = apply(op, wide, params if wide_params is None else wide_params)
+    result = apply(op, wide, params if wide_params is None else wide_params)
 
     def back(x: Any) -> Any:
         return to(x, dtype) if dtype is not None and type(x) is ShardedTensor and x.dtype.kind == "f" else x
 
-    return map_leaves(back, made)
+    return map_leaves(back, result)
 
 
 def _is_native(op: Op, operands: Sequence[Any]) -> bool:
@@ -189,10 +192,10 @@ def _result(op: Op, kinds: Sequence[Any], params: Params) -> tuple[np.dtype[Any]
     if "prototype" in op.tags and named is None and small:
         (named,) = small
     if named is not None:
-        wanted = sharded_dtype(named)
-        if not is_small_float(wanted):
+        dtype = sharded_dtype(named)
+        if not is_small_float(dtype):
             return None, params if small else None
-        return wanted, (*params[:at], _WIDE, *params[at + 1 :])
+        return dtype, (*params[:at], _WIDE, *params[at + 1 :])
     if not small:
         return None, None
     return promoted([getattr(k, "dtype", k) for k in kinds if k is not None], op.error_name), params

@@ -75,7 +75,7 @@ class Strategies:
         self.params = params
         self.moves = moves
         self.contexts = contexts
-        self.given = op.parts.kernel
+        self.own_kernel = op.parts.kernel
         self.of_buffers: Callable[..., Any] | None = None
         self.kernel: Callable[..., Any] = op.parts.kernel or self._from_namespace
         # Whether the bits of a reduction depend on how its elements are grouped.
@@ -96,8 +96,8 @@ class Strategies:
         everything_stays, dtype = all(m is None or m.stays for m in moves), value.dtype
 
         def of_buffers(*arrays: Any) -> Any:
-            made = run(*arrays)
-            return made if type(made) is np.ndarray and made.dtype is dtype else whole_of(made, value)
+            result = run(*arrays)
+            return result if type(result) is np.ndarray and result.dtype is dtype else whole_of(result, value)
 
         if everything_stays:
             self.of_buffers = of_buffers
@@ -126,8 +126,8 @@ class Strategies:
         if value.nbytes >= POOLED_FROM and (op.is_ufunc or op.parts.blockwise or op.parts.composed) and not op.combine:
             function = op.parts.blockwise or self._function
             return lambda *arrays: elementwise(function, arrays, value.shape, value.dtype, self.params)
-        run = self.given or self._function
-        if self.given:
+        run = self.own_kernel or self._function
+        if self.own_kernel:
             context = ShardContext.everywhere(value.shape, self.contexts[0].shapes, value.dtype)
             run = functools.partial(run, self.backend.xp, context)
         return functools.partial(run, **self.params) if self.params else run
@@ -193,7 +193,7 @@ class Strategies:
         whole = [all(part == (n, None) for n, part in enumerate(there)) for there in parts]
         launch = backend.launcher(devices)
         everything_stays = all(move is None or move.stays for move in moves)
-        new = self.given is None and not value.offloaded and backend.allocates(name)
+        new = self.own_kernel is None and not value.offloaded and backend.allocates(name)
         calls = functools.cache(
             lambda: [self._function if new and not self.params else self._call(c) for c in contexts]
         )
@@ -249,7 +249,7 @@ class Strategies:
     def _call(self, context: ShardContext) -> Callable[..., Any]:
         """Returns the operator as a function of the arrays of one device, which is current when it is called."""
         value, dtype, params = self.value, self.value.dtype, self.params
-        function = functools.partial(self.given, self.backend.xp, context) if self.given else self._function
+        function = functools.partial(self.own_kernel, self.backend.xp, context) if self.own_kernel else self._function
 
         def call(*arrays: Any) -> Any:
             result = function(*arrays, **params)
@@ -273,8 +273,8 @@ class Strategies:
         function: Callable[..., Any]
         if backend.on_host and (self._blocks or self._is_grouped):
             function = lambda *arrays: self._on_host(self.kernel, context, arrays)  # noqa: E731
-        elif self.given:
-            function = functools.partial(self.given, backend.xp, context, **self.params)
+        elif self.own_kernel:
+            function = functools.partial(self.own_kernel, backend.xp, context, **self.params)
         else:
             function = functools.partial(function_of(backend, name), **self.params)
         remote = [RemoteArray(value.cells.grid.shape(k), value.dtype) for k in range(len(groups))]
@@ -290,15 +290,15 @@ class Strategies:
                 else:
                     arrays.append(x)
             if on_host:
-                made = function(*arrays)
-                if type(made) is not np.ndarray or made.dtype is not value.dtype:
-                    made = whole_of(made, value)
+                result = function(*arrays)
+                if type(result) is not np.ndarray or result.dtype is not value.dtype:
+                    result = whole_of(result, value)
                 if is_ufunc:  # NumPy's ufuncs return new arrays.
-                    return tensor_of(value, (*before, made, *after), tuple([[] for _ in remote]))
-                return tensor_of(value, (*before, made, *after))
+                    return tensor_of(value, (*before, result, *after), tuple([[] for _ in remote]))
+                return tensor_of(value, (*before, result, *after))
             with backend.on(device):
-                made = whole_of(function(*arrays), value)
-            return tensor(value, offloaded(value, (*before, made, *after)))
+                result = whole_of(function(*arrays), value)
+            return tensor(value, offloaded(value, (*before, result, *after)))
 
         return run_plan
 
@@ -338,8 +338,8 @@ class Strategies:
         def across(operands: Operands) -> ShardedTensor:
             rows = self.rows(operands)
             computed = elsewhere | {k: self.run(partial, k, rows[k]) for k in here}
-            made = reduced({k: computed[source] for k, source in sources})
-            buffers = tuple([made.get(first, other) for first, other in places])
+            results = reduced({k: computed[source] for k, source in sources})
+            buffers = tuple([results.get(first, other) for first, other in places])
             return tensor_of(value, buffers, tuple([[] for _ in buffers]))  # Reductions return new arrays.
 
         if value.spans:
@@ -380,8 +380,8 @@ class Strategies:
                 members, contributors = group.members, group.contributors
                 key = tuple([owner[k] for k in contributors]), tuple([memories[k] for k in members])
                 if key not in combined:
-                    made = combine_group(group, {k: computed[owner[k]] for k in contributors})
-                    combined[key] = [made.get(k) for k in members]
+                    arrays = combine_group(group, {k: computed[owner[k]] for k in contributors})
+                    combined[key] = [arrays.get(k) for k in members]
                 results |= zip(members, combined[key], strict=True)
             return tensor(value, offloaded(value, [results[k] for k in kept]))
 
@@ -394,17 +394,17 @@ class Strategies:
         them stands; nothing of the latter if the shards do not tile a box of one buffer in each memory.
         """
         tiles: dict[int, Sequence[int]] = {}
-        made = []
+        per_memory = []
         for group in groups:
             here: dict[Any, list[int]] = {}
             for k in group.contributors:
                 here.setdefault(memories[k], []).append(k)
             tiles |= {tile[0]: tile for tile in here.values()}
             firsts = {tile[0] for tile in here.values()}
-            made.append(group._replace(contributes=tuple([k in firsts for k in group.members])))
+            per_memory.append(group._replace(contributes=tuple([k in firsts for k in group.members])))
         if any(move is not None and move.cells.parts(list(tiles.values())) is None for move in self.moves):
             return groups, {}
-        return made, tiles
+        return per_memory, tiles
 
     def _combination(
         self, monoid: Monoid, kept: frozenset[int]
@@ -421,9 +421,9 @@ class Strategies:
         def combine_group(group: Group, states: Mapping[int, Any]) -> Mapping[int, Any]:
             contributors, receivers = group.contributors, [k for k in group.members if k in kept]
             if exact and contributors == receivers and len(receivers) > 1:
-                made = backend.all_reduce([states[k] for k in receivers], [devices[k] for k in receivers], exact)
-                if made is not None:
-                    return dict(zip(receivers, made, strict=True))
+                results = backend.all_reduce([states[k] for k in receivers], [devices[k] for k in receivers], exact)
+                if results is not None:
+                    return dict(zip(receivers, results, strict=True))
             few, leader = len(contributors) < (2 if monoid.partial else 3), contributors[0]  # Two arrays are one merge.
             if ufunc:
                 with backend.on(devices[leader]):

@@ -1,11 +1,13 @@
 """`st.jit`: functions that are traced once for each combination of argument types, and then run as programs.
 
-`shardtensor.interpreters.programs` records, rewrites and replays programs. Here, `layouts` has the rewrites that move
-fewer bytes and messages (with `deferred_sums`, `stencils`, `common_transfers` and `common_sums`), `groups` chooses what
-one kernel computes, `steps` makes their steps, `executable` runs a program and `lowered` prices it, and `api` has the
-public functions. `kernel` has the computations of one pass over memory as data, which `blocked` runs on NumPy,
-`c_executor` as compiled C and `cuda_executor` as CUDA; `row_schedule` has the passes over rows that both languages
-render. `fused` makes kernels of equations, and `window_writes` the memory of writes. `segments` launches several
-kernels on GPUs as one of the `graphs` of CUDA. `c_loops` has the loops whose trips C runs, and `c_trips` their trips as
-tasks.
+`shardtensor.interpreters.programs` records, rewrites and replays programs. Here, `jit` has the public functions and the
+cache of programs, `arguments` compares calls, `steps` makes the steps of a program, `executable` runs it, and `lowered`
+shows and prices it. They use the packages:
+
+* `rewrites` changes a program so that it transfers fewer bytes; a new pass is a module there.
+* `grouping` decides which equations one kernel computes, and makes the step of each group.
+* `kernels` has kernels as data, and executes them by NumPy; `c` and `cuda` write and run them in these languages.
+
+A call enters by the function that `jit` returns. These packages must not import the modules beside them, and nothing
+here may import maps.
 """

@@ -99,12 +99,12 @@ class Signature:
         return mine, others, {name: x for name, x in kwargs.items() if name not in self.names}
 
 
-def _integers(given: Any, what: str) -> Sequence[int]:
-    found = () if given is None else (given,) if isinstance(given, int) else tuple(given)
-    for n in found:
+def _integers(numbers: Any, what: str) -> Sequence[int]:
+    integers = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    for n in integers:
         if not isinstance(n, int) or isinstance(n, bool):
             raise ArgumentTypeError(f"jit: {what} has {n!r:.60}; wanted integers")
-    return found
+    return integers
 
 
 def joined(mine: Sequence[tuple[int | str, Any]], others: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -123,12 +123,12 @@ def copied_by(x: Any) -> Sequence[str]:
     return ("view if contiguous",) if view_spec.is_straight else ("view if contiguous", "view if straight")
 
 
-def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> Call:
+def call_of(values: list[Any], captured: Mapping[int, Any], by_window: bool) -> Call:
     """Returns leaves of arguments as a `Call`. Arrays of backends among them become tensors, and random keys integers,
-    in ``found`` itself.
+    in ``values`` itself.
 
     Args:
-        found: the leaves.
+        values: the leaves.
         captured: the tensors that the function closes over, by identity.
         by_window: whether a leaf that operators copy (see `copied_by`) is an input of its own, or a view of its base.
 
@@ -139,7 +139,7 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
     kinds: list[Any] = []
     bases: list[Any] = []
     plain, windows = True, False
-    for k, x in enumerate(found):
+    for k, x in enumerate(values):
         kind = type(x)
         if kind is ShardedTensor:
             storage = x._storage
@@ -163,11 +163,11 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
         elif isinstance(x, np.ndarray) and is_element(x.dtype):
             kinds.append((host_aval(x.shape, x.dtype), kind))
         elif kind is Key:
-            found[k] = bits_of(x, "jit")
+            values[k] = bits_of(x, "jit")
             kinds.append(Key)
         elif array_backend(x) is not None:
-            found[k] = as_operand(x, "jit")
-            return call_of(found, captured, by_window)
+            values[k] = as_operand(x, "jit")
+            return call_of(values, captured, by_window)
         else:
             kinds.append(_Static(x))
             plain = False
@@ -177,8 +177,8 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
             i = id(base)
             counts[i] = counts.get(i, 0) + 1
         if windows or len(counts) < len(bases) or any(i in captured for i in counts):
-            return _aliased(found, kinds, bases, counts, captured, by_window)
-    units = found if plain else [x for x, kind in zip(found, kinds, strict=True) if type(kind) is not _Static]
+            return _aliased(values, kinds, bases, counts, captured, by_window)
+    units = values if plain else [x for x, kind in zip(values, kinds, strict=True) if type(kind) is not _Static]
     return Call(tuple(kinds), units, ())
 
 
@@ -186,32 +186,32 @@ def plain_leaves(call: Call) -> Sequence[Leaf]:
     """Returns for each leaf which input it is."""
     if call.leaves:
         return call.leaves
-    made, count = [], 0
+    inputs, count = [], 0
     for kind in call.key:
         static = type(kind) is _Static
-        made.append(Leaf(None if static else count))
+        inputs.append(Leaf(None if static else count))
         count += not static
-    return made
+    return inputs
 
 
 def _aliased(
-    found: Sequence[Any],
+    values: Sequence[Any],
     kinds: list[Any],
     bases: Sequence[Any],
     counts: Mapping[int, int],
     captured: Mapping[int, Any],
     by_window: bool,
 ) -> Call:
-    """Returns the call where several leaves have one base, a leaf and the function do, or views are no inputs."""
+    """Returns the call where several leaves have one base, a leaf and the function do, or views are not inputs."""
     shared = {
         k: base
         for k, base in bases
-        if counts[id(base)] > 1 or id(base) in captured or (by_window and copied_by(found[k]))
+        if counts[id(base)] > 1 or id(base) in captured or (by_window and copied_by(values[k]))
     }
     units: list[Any] = []
     where: list[Leaf] = []
     numbers: dict[int, int] = {}
-    for k, x in enumerate(found):
+    for k, x in enumerate(values):
         if type(kinds[k]) is _Static:
             where.append(Leaf(None))
             continue
@@ -232,7 +232,7 @@ def _aliased(
 
 
 class _Static:
-    """A leaf that is no array: equal if type and value are, and numbers to the bit (see `exact_key`)."""
+    """A leaf that is not an array: equal if type and value are, and numbers to the bit (see `exact_key`)."""
 
     __slots__ = ("_hash", "_key")
 
@@ -260,27 +260,27 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
     Raises:
         ArgumentTypeError: one is not hashable.
     """
-    made = []
+    key = []
     for name, x in mine:
         try:
-            made.append((name, _Static(x)))
+            key.append((name, _Static(x)))
         except _NotHashable:
             raise ArgumentTypeError(
                 f"jit: the static argument {name!r} is {type_text(x)}, which is not hashable; give a tuple "
                 "instead of a list, or let it be traced"
             ) from None
-    return tuple(made)
+    return tuple(key)
 
 
 def checked_call(
-    found: list[Any], names: Callable[[], Sequence[str]], captured: Mapping[int, Any], by_window: bool
+    values: list[Any], names: Callable[[], Sequence[str]], captured: Mapping[int, Any], by_window: bool
 ) -> Call:
     """Returns `call_of` the leaves; its error names the argument that is not hashable."""
     try:
-        return call_of(found, captured, by_window)
+        return call_of(values, captured, by_window)
     except _NotHashable as error:
         x = error.args[0]
-        at = next(k for k, leaf in enumerate(found) if leaf is x)
+        at = next(k for k, leaf in enumerate(values) if leaf is x)
         raise ArgumentTypeError(
             f"jit: the argument {names()[at]} is {type_text(x)}, which is neither an array nor hashable; give "
             f"arrays, scalars, or objects that can be hashed{hint_to_register(x)}"
@@ -295,13 +295,13 @@ def argument_names(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         arguments = ()  # type: ignore[assignment]
     positional = [a.name for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]
     rest = next((a.name for a in arguments if a.kind is a.VAR_POSITIONAL), "argument")
-    found: list[str] = []
+    names: list[str] = []
     for k, x in enumerate(args):
         root = positional[k] if k < len(positional) else f"{rest}[{k - len(positional)}]"
-        found += paths(x, root)
+        names += paths(x, root)
     for name in sorted(kwargs):
-        found += paths(kwargs[name], name)
-    return found
+        names += paths(kwargs[name], name)
+    return names
 
 
 def flattened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import shardtensor.interpreters.jit.rewrites.layout_choice  # noqa: F401 - its passes are added to the list
+import shardtensor.interpreters.jit.rewrites  # noqa: F401 - its passes are added to the list
 from shardtensor.backend.registry import in_job, processes_of
 from shardtensor.communication.between_processes.processes import JOB, connected, identify, note, note_error
 from shardtensor.communication.transfer_log import logger
@@ -52,7 +52,7 @@ class Output:
         view_spec: for a view, its view spec.
         aval: for a view, its aval.
         constant: makes the leaf, where it is the same in all calls.
-        makes: makes the leaf of the value, where it is none itself.
+        makes: makes the leaf of the value, where the value is not a leaf itself.
     """
 
     value: Var | None = None
@@ -155,12 +155,12 @@ class Executable:
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
         """Returns the nodes and the steps of a call, where a segment is one."""
-        nodes, made = list(self.nodes), list(steps)
+        nodes, new_steps = list(self.nodes), list(steps)
         for segment in reversed(self.segments):
             part = slice(segment.begin, segment.last + 1)
-            made[part] = [segment.step([node[-1] for node in nodes[part]], made[part])]
+            new_steps[part] = [segment.step([node[-1] for node in nodes[part]], new_steps[part])]
             nodes[part] = [[equation for node in nodes[part] for equation in node]]
-        return nodes, made
+        return nodes, new_steps
 
     def __call__(self, units: Sequence[Any]) -> Any:
         """Runs the program on the inputs, commits its writes, and returns the result."""
@@ -172,8 +172,8 @@ class Executable:
         try:
             while True:
                 versions = [write_state_of(_base(sources[k])).version for k, _ in self._writes]
-                given = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
-                values = outermost().run(self, given)
+                inputs = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
+                values = outermost().run(self, inputs)
                 if not self._writes or self._commit(sources, values, versions):
                     break
             result = self._result(values, sources)
@@ -232,19 +232,19 @@ class Executable:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def execute(self, given: Sequence[Any]) -> Values:
+    def execute(self, inputs: Sequence[Any]) -> Values:
         """Runs the steps of a call, and returns the values by number."""
-        return self._walk(self._nodes, self._steps, self._size, given)
+        return self._walk(self._nodes, self._steps, self._size, inputs)
 
-    def infer(self, given: Sequence[Any]) -> None:
+    def infer(self, inputs: Sequence[Any]) -> None:
         """Records the transfers of a call, by an inference of the program that moves the fewest bytes."""
         known: dict[int, ShardedTensor] = {}
-        self._walk(*self._inference, [stand_in(x, known) for x in given])
+        self._walk(*self._inference, [stand_in(x, known) for x in inputs])
 
-    def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
+    def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, inputs: Sequence[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""
         values: Values = [None] * size
-        for number, x in zip(self._numbers, given, strict=True):
+        for number, x in zip(self._numbers, inputs, strict=True):
             values[number] = x
         done = 0
         try:
@@ -254,7 +254,7 @@ class Executable:
         except BaseException as error:  # Raised again: other processes may not have raised it.
             equation = nodes[done][-1] if values[-1] is None else values[-1]
             if JOB.agreement is not None:
-                note_error(equation.op.error_name, given, error)
+                note_error(equation.op.error_name, inputs, error)
             try:
                 if not isinstance(error, NAMED):
                     raise
@@ -270,7 +270,9 @@ class Executable:
         """Binds the written tensors to their new values, all or none; returns whether no other thread has written one
         of them in the meantime.
         """
-        made = [values[number] if number not in self._shared else _copy(values[number]) for _, number in self._writes]
+        new_values = [
+            values[number] if number not in self._shared else _copy(values[number]) for _, number in self._writes
+        ]
         written = [sources[k] for k, _ in self._writes]
         bases = [_base(x) for x in written]
         with contextlib.ExitStack() as locks:
@@ -278,7 +280,7 @@ class Executable:
                 locks.enter_context(state.lock)
             if any(write_state_of(b).version != v for b, v in zip(bases, versions, strict=True)):
                 return False
-            for x, base, new in zip(written, bases, made, strict=True):
+            for x, base, new in zip(written, bases, new_values, strict=True):
                 if base is not x:
                     outermost().write(x, OPS["setitem"], (x, new, ...), ())
                     continue
@@ -295,8 +297,8 @@ class Executable:
     def _result(self, values: Values, sources: Sequence[Any]) -> Any:
         if self._one:
             return self._leaf(self.outputs[0], values, sources)
-        found = [self._leaf(output, values, sources) for output in self.outputs]
-        return replaced(self.tree, found)
+        results = [self._leaf(output, values, sources) for output in self.outputs]
+        return replaced(self.tree, results)
 
     def _leaf(self, output: Output, values: Values, sources: Sequence[Any]) -> Any:
         if output.constant is not None:
@@ -333,15 +335,15 @@ def _base(x: Any) -> Any:
 def _snapshot(x: ShardedTensor) -> ShardedTensor:
     """Returns a new handle on the value of a tensor, which is an array if the tensor is one."""
     storage = x._storage
-    made = tensor(x._aval, storage) if type(storage) is Storage else snapshot(x)
+    handle = tensor(x._aval, storage) if type(storage) is Storage else snapshot(x)
     if in_job():
-        with_identity(made, x)
-    return made if x._aval.ndim or x._is_scalar else mark_array(made)
+        with_identity(handle, x)
+    return handle if x._aval.ndim or x._is_scalar else mark_array(handle)
 
 
 def _copy(x: Any) -> Any:
     """Returns an independent tensor with the value of a value of the program; other objects are returned unchanged."""
     if type(x) is not ShardedTensor:
         return x
-    made = EAGER.apply(OPS["copy"], (x,), ())
-    return made if x._is_scalar else mark_array(made)
+    copy = EAGER.apply(OPS["copy"], (x,), ())
+    return copy if x._is_scalar else mark_array(copy)

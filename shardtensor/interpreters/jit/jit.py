@@ -118,30 +118,30 @@ class JitFunction(Generic[Arguments, Result]):
         """Returns the result of the function, which is traced if no call with such arguments has been."""
         if innermost() is not None or _disabled.get():
             return self._inline(args, kwargs)  # type: ignore[no-any-return]
-        made, executable = self._found(args, kwargs)
-        return executable(made.units)  # type: ignore[no-any-return]
+        arguments, executable = self._executable_of(args, kwargs)
+        return executable(arguments.units)  # type: ignore[no-any-return]
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces the function for these arguments, of which `ShapeDtypeStruct` may stand for tensors, and returns the
         program without running it.
         """
         shapes = map_leaves(_from_struct, (list(args), kwargs))
-        made, executable = self._found(shapes[0], shapes[1])
-        return Lowered(executable, made.units, functools.partial(self._found_units, made))
+        arguments, executable = self._executable_of(shapes[0], shapes[1])
+        return Lowered(executable, arguments.units, functools.partial(self._units_of, arguments))
 
-    def _found_units(self, lowered: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _units_of(self, lowered: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the inputs of a call for the program that was made for another one.
 
         Raises:
             ArgumentTypeError: the arguments are of other types.
         """
-        made, _ = self._call(args, kwargs)
-        if made.key != lowered.key:
+        arguments, _ = self._call(args, kwargs)
+        if arguments.key != lowered.key:
             raise ArgumentTypeError(
                 f"jit: {_name_of(self._fn)} was compiled for other arguments: shapes, dtypes, shardings, statics and "
                 "the structure must be the same; call the function that jit returned, which traces for each"
             )
-        return made.units
+        return arguments.units
 
     # -- calls ---------------------------------------------------------------------------------------
 
@@ -150,36 +150,36 @@ class JitFunction(Generic[Arguments, Result]):
         mine: Sequence[tuple[int | str, Any]] = ()
         if self._static:
             mine, args, kwargs = self._static.split(args, kwargs)
-        found, form = flattened(args, kwargs)
+        values, form = flattened(args, kwargs)
         cache = self._cache
-        made = checked_call(found, lambda: self._names(mine, args, kwargs), cache.captured, cache.by_window)
-        return made, (form, static_key(mine) if mine else ())
+        arguments = checked_call(values, lambda: self._names(mine, args, kwargs), cache.captured, cache.by_window)
+        return arguments, (form, static_key(mine) if mine else ())
 
-    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
+    def _executable_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
         """Returns the arguments of a call and its traced function."""
-        made, more = self._call(args, kwargs)
-        executable = self._cache.programs.get((made.key, more, default_mesh()))
+        arguments, more = self._call(args, kwargs)
+        executable = self._cache.programs.get((arguments.key, more, default_mesh()))
         if executable is None:
             return self._traced(args, kwargs)
-        return made, executable
+        return arguments, executable
 
     def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:
         """Traces the function, unless another thread has done so."""
         cache = self._cache
         with cache.lock:
             while True:
-                made, more = self._call(args, kwargs)
-                key = made.key, more, default_mesh()
+                arguments, more = self._call(args, kwargs)
+                key = arguments.key, more, default_mesh()
                 executable = cache.programs.get(key)
                 if executable is not None:
-                    return made, executable
-                traced = self._trace(made, args, kwargs)
+                    return arguments, executable
+                traced = self._trace(arguments, args, kwargs)
                 if traced is not None:
                     break
             if len(cache.programs) >= _KEPT:
                 cache.programs.pop(next(iter(cache.programs)))
             cache.programs[key] = traced
-            return made, traced
+            return arguments, traced
 
     def _inline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls the function itself: jit is disabled, or an interpreter around it sees what it does."""
@@ -188,7 +188,7 @@ class JitFunction(Generic[Arguments, Result]):
 
     # -- tracing -------------------------------------------------------------------------------------
 
-    def _trace(self, made: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Executable | None:
+    def _trace(self, arguments: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Executable | None:
         """Returns the traced function; None if a tensor that it closes over is among the arguments, or if the strides
         of an argument matter, which was not known when the call was looked up.
         """
@@ -196,32 +196,32 @@ class JitFunction(Generic[Arguments, Result]):
         if self._static:
             mine, args, kwargs = self._static.split(args, kwargs)
         names = self._names(mine, args, kwargs)
-        where = plain_leaves(made)
+        where = plain_leaves(arguments)
         of_units = [
-            next(n for n, leaf in zip(names, where, strict=True) if leaf.unit == k) for k in range(len(made.units))
+            next(n for n, leaf in zip(names, where, strict=True) if leaf.unit == k) for k in range(len(arguments.units))
         ]
         trace = Trace(_name_of(self._fn), _line_of(self._fn), of_units)
         tracer = Tracer(trace)
-        inputs = [tracer.traced_input(x, 1 << k) for k, x in enumerate(made.units)]
+        inputs = [tracer.traced_input(x, 1 << k) for k, x in enumerate(arguments.units)]
         variables = [x._storage.value for x in inputs]
-        for unit, x in zip(made.units, inputs, strict=True):
+        for unit, x in zip(arguments.units, inputs, strict=True):
             if id(unit) in self._cache.captured:
                 trace.roots[id(unit)] = x
             if tags := copied_by(unit):
                 trace.copied[id(x)] = tags
         tree = (tuple(args), dict(kwargs))
-        given = [
+        traced_leaves = [
             x if leaf.unit is None else _leaf(inputs[leaf.unit], leaf.view_spec, x)
             for x, leaf in zip(leaves(tree), where, strict=True)
         ]
-        traced_args, traced_kwargs = replaced(tree, given)
+        traced_args, traced_kwargs = replaced(tree, traced_leaves)
         every, named = joined(mine, traced_args, traced_kwargs)
-        donated = self._donated_units(made, args, kwargs, where)
+        donated = self._donated_units(arguments, args, kwargs, where)
         with tracing(tracer):
             placed = self._placed(every)
             result = self._out(self._fn(*placed, **named))
-            outputs = self._outputs(tracer, inputs, made.units, result, donated)
-        bases = {id(getattr(x._storage, "base", x)) for x in made.units if isinstance(x, ShardedTensor)}
+            outputs = self._outputs(tracer, inputs, arguments.units, result, donated)
+        bases = {id(getattr(x._storage, "base", x)) for x in arguments.units if isinstance(x, ShardedTensor)}
         unknown = [c.source for k, c in trace.captured.items() if k not in self._cache.captured]
         self._cache.captured.update({id(x): x for x in unknown})
         if any(id(x) in bases for x in unknown):
@@ -233,7 +233,7 @@ class JitFunction(Generic[Arguments, Result]):
         captured = list(trace.captured.values())
         finals = {v: x._storage.value for v, x in zip(variables, inputs, strict=True)}
         finals |= {c.value: c.now.value for c in captured}
-        arrays = {v for v, x in zip(variables, made.units, strict=True) if isinstance(x, ShardedTensor)}
+        arrays = {v for v, x in zip(variables, arguments.units, strict=True) if isinstance(x, ShardedTensor)}
         arrays |= {c.value for c in captured}
         program = Program(
             variables,
@@ -252,30 +252,30 @@ class JitFunction(Generic[Arguments, Result]):
     ) -> list[Output]:
         """Returns the leaves of the result: arguments and views of them, values of the program, and constants."""
         numbers = {id(x): k for k, x in enumerate(inputs) if k not in donated}
-        made = []
+        outputs = []
         for path, x in zip(paths(result, "the result"), leaves(result), strict=True):
             if type(x) is SymbolicKey:
-                made.append(Output(tracer._read(x.bits).value, makes=key_of))
+                outputs.append(Output(tracer._read(x.bits).value, makes=key_of))
                 continue
             if not isinstance(x, ShardedTensor):
-                made.append(_constant(path, x))
+                outputs.append(_constant(path, x))
                 continue
             base, view_spec = x._base_and_view()
             spec = None if base is x else view_spec
             base = tracer.trace.roots.get(id(base), base)
             if id(base) in numbers:
                 k = numbers[id(base)]
-                made.append(Output(None, k, spec, _window(units[k], x, spec)))
+                outputs.append(Output(None, k, spec, _window(units[k], x, spec)))
             elif type(base._storage) is not Traced:
                 tracer._state(base)
                 at = list(tracer.trace.captured).index(id(base))
-                made.append(Output(None, len(inputs) + at, spec, x._aval))
+                outputs.append(Output(None, len(inputs) + at, spec, x._aval))
             else:
-                made.append(Output(base._storage.value, -1, spec, x._aval))
-        return made
+                outputs.append(Output(base._storage.value, -1, spec, x._aval))
+        return outputs
 
     def _donated_units(
-        self, made: Call, args: Sequence[Any], kwargs: Mapping[str, Any], where: Sequence[Any]
+        self, arguments: Call, args: Sequence[Any], kwargs: Mapping[str, Any], where: Sequence[Any]
     ) -> list[int]:
         if not self._donated:
             return []
@@ -287,7 +287,7 @@ class JitFunction(Generic[Arguments, Result]):
         units = [leaf.unit for leaf, mark in zip(where, marks, strict=True) if mark and leaf.unit is not None]
         used = [leaf.unit for leaf in where]
         for k in units:
-            if used.count(k) > 1 or id(made.units[k]) in self._cache.captured:
+            if used.count(k) > 1 or id(arguments.units[k]) in self._cache.captured:
                 raise ArgumentError(
                     f"jit: an argument of {_name_of(self._fn)} is donated, and another argument or the function itself "
                     "has the same tensor or a view of it; do not donate it, or give a copy"
@@ -298,14 +298,14 @@ class JitFunction(Generic[Arguments, Result]):
         """Returns the access path of each leaf of the arguments that are not static."""
         numbers = [n for n, _ in mine if isinstance(n, int)]
         every, _ = joined([(n, None) for n in numbers], args, {})
-        found = argument_names(self._fn, every, kwargs)
+        names = argument_names(self._fn, every, kwargs)
         taken = []
         at = 0
         for n, x in enumerate(every):
             count = len(leaves(x))
-            taken += [] if n in numbers else found[at : at + count]
+            taken += [] if n in numbers else names[at : at + count]
             at += count
-        return taken + found[at:]
+        return taken + names[at:]
 
     # -- shardings -----------------------------------------------------------------------------------
 
@@ -315,13 +315,13 @@ class JitFunction(Generic[Arguments, Result]):
             return args
         kept = [n for n in range(len(args)) if n not in self._static.numbers]
         tree = tuple([args[n] for n in kept])
-        wanted = self._in_shardings
-        wanted = tuple(wanted) if isinstance(wanted, list) else wanted
-        placed = replaced(tree, _resharded(tree, wanted, "in_shardings", "args"))
-        made = list(args)
+        shardings = self._in_shardings
+        shardings = tuple(shardings) if isinstance(shardings, list) else shardings
+        placed = replaced(tree, _resharded(tree, shardings, "in_shardings", "args"))
+        arguments = list(args)
         for n, x in zip(kept, placed, strict=True):
-            made[n] = x
-        return made
+            arguments[n] = x
+        return arguments
 
     def _out(self, result: Any) -> Any:
         """Returns the result in the layouts of ``out_shardings``."""
@@ -330,7 +330,7 @@ class JitFunction(Generic[Arguments, Result]):
         return replaced(result, _resharded(result, self._out_shardings, "out_shardings", "the result"))
 
 
-def _resharded(tree: Any, wanted: Any, what: str, of: str) -> list[Any]:
+def _resharded(tree: Any, shardings: Any, what: str, of: str) -> list[Any]:
     """Returns the leaves of a pytree in the shardings that a prefix tree gives, where it gives one."""
 
     def place(x: Any, sharding: Any) -> Any:
@@ -340,14 +340,14 @@ def _resharded(tree: Any, wanted: Any, what: str, of: str) -> list[Any]:
         same = isinstance(x, ShardedTensor) and x.sharding == target
         return x if same else call("reshard", x, target)
 
-    return map_with_prefix(place, tree, wanted, "jit", what, of)
+    return map_with_prefix(place, tree, shardings, "jit", what, of)
 
 
-def _leaf(x: Any, view_spec: Any, given: Any) -> Any:
+def _leaf(x: Any, view_spec: Any, argument: Any) -> Any:
     """Returns the traced argument for a leaf: the traced input itself, or a view of it."""
-    if type(given) is Key:
+    if type(argument) is Key:
         return SymbolicKey(x)
-    return x if view_spec is None else tensor(given._aval, View(x, view_spec))
+    return x if view_spec is None else tensor(argument._aval, View(x, view_spec))
 
 
 def _window(unit: Any, x: ShardedTensor, view_spec: Any) -> Any:
@@ -358,7 +358,7 @@ def _window(unit: Any, x: ShardedTensor, view_spec: Any) -> Any:
 
 
 def _constant(path: str, x: Any) -> Output:
-    """Returns a leaf of the result that is no tensor."""
+    """Returns a leaf of the result that is not a tensor."""
     if isinstance(x, np.ndarray):
         array = x.copy()
         return Output(constant=array.copy)
@@ -441,10 +441,10 @@ def compiled(
     (see `shardtensor.interpreters.programs.compositions.program_of`). The function returns NotImplemented where the
     composition has to run: jit is disabled, or there is an error, which the composition raises in its own name.
     """
-    found = program_of(function, args, kwargs, arrays)
-    if found is None:
+    composition = program_of(function, args, kwargs, arrays)
+    if composition is None:
         return None
-    program, result = found
+    program, result = composition
     form = None if type(result) is Var else map_leaves(lambda _: None, result)
     executable = Executable(_name_of(function), program, (), [Output(v) for v in program.outputs], form, (), None)
 

@@ -36,7 +36,7 @@ class Cost:
         read, written: the bytes that calls read and write, each operand and each result counted once for each
             call; views are free.
         peak: the largest sum of the bytes of values that are needed at the same time, the inputs included.
-        kernels: the number of calls that compute elements: of kernels, and of operators that are none.
+        kernels: the number of calls that compute elements: of kernels, and of operators outside of kernels.
         executor: what runs the program.
         launches: the same number, where the kernels that one CUDA graph launches count once. It is the number from the
             call on in which the addresses of an earlier one come again.
@@ -82,7 +82,7 @@ class Lowered:
 
     def __init__(self, executable: Executable, units: Sequence[Any], units_of: Units) -> None:
         self._executable = executable
-        self._given = [stand_in(snapshot(x)) for x in (*units, *executable.captured)]
+        self._inputs = [stand_in(snapshot(x)) for x in (*units, *executable.captured)]
         self._units_of = units_of
         self.program: Program = executable.program
 
@@ -156,19 +156,19 @@ class Lowered:
             with recorded_by(logs[-1]):
                 yield
 
-        inferred(self._executable.laid_out, self._given, logged)
+        inferred(self._executable.laid_out, self._inputs, logged)
         return logs
 
     def cost(self) -> Cost:
         """Returns what one call costs, without running it."""
-        found: dict[tuple[str, str], int] = {}
+        transfers: dict[tuple[str, str], int] = {}
         total = 0
         for log in self._logs():
             total += log.bytes
             for record in log:
                 if record.bytes:
                     key = record.operator, record.axis
-                    found[key] = found.get(key, 0) + record.bytes
+                    transfers[key] = transfers.get(key, 0) + record.bytes
         nodes = self._executable.nodes
         last = last_uses(self.program, nodes)
         work = [node for node in nodes if node[0].op.name != "view"]
@@ -180,7 +180,7 @@ class Lowered:
                 written += _written(node[0]) if len(node) == 1 else sum(_nbytes(v) for v in inside if last[v] > k)
         launches = len(work) - sum(len(segment.kernels) - 1 for segment in self._graphs())
         peak = _peak(self.program, nodes)
-        return Cost(found, total, read, written, peak, len(work), self._executable.runs_on, launches)
+        return Cost(transfers, total, read, written, peak, len(work), self._executable.runs_on, launches)
 
     def compile(self) -> Compiled:
         """Returns the program as a function of arguments of these types, after its kernels have been compiled."""
@@ -229,12 +229,12 @@ def _peak(program: Program, nodes: Sequence[Sequence[Equation]]) -> int:
     live = {v: _nbytes(v) for v in held}
     most = sum(live.values())
     for k, node in enumerate(nodes):
-        made = {v: _nbytes(v) for e in node for v in e.makes() if v not in roots and (len(node) == 1 or last[v] > k)}
+        results = {v: _nbytes(v) for e in node for v in e.makes() if v not in roots and (len(node) == 1 or last[v] > k)}
         base = node[0].operands[0] if node[0].writes else None
         base = roots.get(base, base) if isinstance(base, Var) else None
         in_place = base is not None and last.get(base) == k and base not in held
-        most = max(most, sum(live.values()) + (0 if in_place else sum(made.values())))
-        live |= made
+        most = max(most, sum(live.values()) + (0 if in_place else sum(results.values())))
+        live |= results
         for v in [v for v in live if last.get(v) == k and v not in held]:
             del live[v]
     return most
@@ -247,9 +247,9 @@ def _shared_by(node: Sequence[Equation]) -> Var | None:
         return None
     if equation.op.name != "view" and "same elements" not in equation.op.tags:
         return None
-    source, made = equation.operands[0], equation.results
-    if not isinstance(source, Var) or not isinstance(made, Var):
+    source, result = equation.operands[0], equation.results
+    if not isinstance(source, Var) or not isinstance(result, Var):
         return None
-    if equation.op.name == "transfer_to" and getattr(source.kind, "sharding", 0) != getattr(made.kind, "sharding", 1):
+    if equation.op.name == "transfer_to" and getattr(source.kind, "sharding", 0) != getattr(result.kind, "sharding", 1):
         return None
     return source

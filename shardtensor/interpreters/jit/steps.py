@@ -140,12 +140,12 @@ def _with_functions(
     def body_steps(program: Program) -> Sequence[Step]:
         kernels: list[Fused] = []
 
-        def found(kernel: Fused) -> None:
+        def add_kernel(kernel: Fused) -> None:
             kernel.repeats *= trips_of(equation)
             kernels.append(kernel)
             fused(kernel)
 
-        nodes, steps = steps_with_kernels(program, interpreter, found, wide, repeated)
+        nodes, steps = steps_with_kernels(program, interpreter, add_kernel, wide, repeated)
         parts.append(Part(program, nodes, {id(k.equations[-1]): k for k in kernels if k.equations}))
         return steps
 
@@ -208,7 +208,7 @@ def _map(
     kernels: list[Fused] = []
     spans = any(is_remote(device) for submesh in equation.params[1] for device in submesh.flat)
 
-    def found(kernel: Fused) -> None:
+    def add_kernel(kernel: Fused) -> None:
         kernel.spans = kernel.spans or spans
         kernels.append(kernel)
         fused(kernel)
@@ -216,7 +216,9 @@ def _map(
     def compiled() -> dict[int, Any]:
         return {COMPILED: {kernel.kernel: kernel.compiled for kernel in kernels if kernel.compiled is not None}}
 
-    return map_step(equation, interpreter, dead, lambda body: steps_with_kernels(body, BOUND, found, wide)[1], compiled)
+    return map_step(
+        equation, interpreter, dead, lambda body: steps_with_kernels(body, BOUND, add_kernel, wide)[1], compiled
+    )
 
 
 def _product_in_map(equation: Equation, program: Program, dead: Sequence[int]) -> Step:
@@ -225,11 +227,11 @@ def _product_in_map(equation: Equation, program: Program, dead: Sequence[int]) -
 
     def step(values: Values) -> None:
         x1, x2 = get(values)
-        made = product(x1, x2, v.kind)
-        if made is None:
+        result = product(x1, x2, v.kind)
+        if result is None:
             alone(values)
             return
-        values[v.number] = made
+        values[v.number] = result
         for number in dead:
             values[number] = None
 

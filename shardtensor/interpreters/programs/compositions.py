@@ -47,10 +47,10 @@ def program_of(
             return next(remaining) if type(x) is ShardedTensor or type(x) is np.ndarray else x
 
         named = {name: map_items(replaced, x) for name, x in kwargs.items()}
-        given = map_items(replaced, tuple(args))
+        positional = map_items(replaced, tuple(args))
         try:
             with tracing(tracer):
-                result = map_items(lambda x: _value(tracer, inputs, x), function(*given, **named))
+                result = map_items(lambda x: _value(tracer, inputs, x), function(*positional, **named))
         except (ConcretizationError, _NotRecordedError):
             return None
     outputs: list[Var] = []
@@ -65,11 +65,11 @@ def on_buffers(
     """Returns the program of a composition, after all passes, as one that runs on whole buffers of the host. Its
     messages are those of its operators, which a log has as well. See `program_of`.
     """
-    found = program_of(function, args, kwargs, tensors)
-    if found is None:
+    pair = program_of(function, args, kwargs, tensors)
+    if pair is None:
         return None
-    program = rewritten(found[0], Setting(moves=False))
-    return BufferProgram(program, found[1]) if BufferProgram.takes(program) else None
+    program = rewritten(pair[0], Setting(moves=False))
+    return BufferProgram(program, pair[1]) if BufferProgram.takes(program) else None
 
 
 class _NotRecordedError(Exception):
@@ -84,7 +84,8 @@ def _value(tracer: Tracer, inputs: Sequence[ShardedTensor], x: Any) -> Var:
     """Returns the value of the program that a leaf of the result is.
 
     Raises:
-        _NotRecordedError: the leaf is no tensor, or an operand or a view of one, so that writes are visible in it.
+        _NotRecordedError: the leaf is not a tensor, or is an operand or a view of one, so that writes are visible in
+            it.
     """
     base = getattr(getattr(x, "_storage", None), "base", x)
     if type(base) is not ShardedTensor or type(base._storage) is not Traced or any(base is y for y in inputs):

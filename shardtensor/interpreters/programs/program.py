@@ -95,10 +95,10 @@ class Equation:
 
     def reads(self) -> list[Var]:
         """Returns the values that it reads, those that programs of a map take from outside included, each once."""
-        found = dict.fromkeys(vars_of(self.operands))
+        values = dict.fromkeys(vars_of(self.operands))
         for program in self.programs.values():
-            found.update(dict.fromkeys(program.free()))
-        return list(found)
+            values.update(dict.fromkeys(program.free()))
+        return list(values)
 
     def makes(self) -> list[Var]:
         """Returns the values that it computes."""
@@ -106,9 +106,9 @@ class Equation:
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the printed form."""
-        made = " ".join([v.typed for v in self.makes()]) or "()"
+        results = " ".join([v.typed for v in self.makes()]) or "()"
         operands = [x for x in self.operands if x is not Ellipsis]
-        yield f"{made} = {self._called()} {' '.join(map(_text, operands))}".rstrip()
+        yield f"{results} = {self._called()} {' '.join(map(_text, operands))}".rstrip()
         inside = sorted(self.programs.items())
         if not self.op.signature.functions:
             inside = inside[:1]  # The calls of a map are mostly alike.
@@ -116,12 +116,12 @@ class Equation:
             yield from (f"    {number}: {line}" for line in program.lines())
 
     def _called(self) -> str:
-        given = [
+        keywords = [
             f"{name}={_text(value)}"
             for name, value in zip(self.op.params, self.params, strict=False)
             if not callable(value) and value is not None and not (self.into and name == "view_spec")
         ]
-        name = self.op.name + (f"({', '.join(given)})" if given else "")
+        name = self.op.name + (f"({', '.join(keywords)})" if keywords else "")
         if self.into is None:
             return name
         window = f"[{window_text(self.into)}]"
@@ -165,12 +165,12 @@ class Program:
     def free(self) -> list[Var]:
         """Returns the values that the program reads and neither gets nor computes: those of the program around it."""
         known = {*self.inputs, *self.captured}
-        found: dict[Var, None] = {}
+        values: dict[Var, None] = {}
         for equation in self.equations:
-            found.update(dict.fromkeys([v for v in equation.reads() if v not in known]))
+            values.update(dict.fromkeys([v for v in equation.reads() if v not in known]))
             known.update(equation.makes())
-        found.update(dict.fromkeys([v for v in self.outputs if v not in known]))
-        return list(found)
+        values.update(dict.fromkeys([v for v in self.outputs if v not in known]))
+        return list(values)
 
     def made(self) -> list[Var]:
         """Returns the values that its equations compute."""
@@ -187,11 +187,11 @@ class Program:
 
     def users(self) -> dict[Var, list[int]]:
         """Returns the numbers of the equations that read each value, and -1 for an output or a write."""
-        found: dict[Var, list[int]] = {v: [-1] for v in (*self.outputs, *self.writes.values())}
+        numbers: dict[Var, list[int]] = {v: [-1] for v in (*self.outputs, *self.writes.values())}
         for k, equation in enumerate(self.equations):
             for v in equation.reads():
-                found.setdefault(v, []).append(k)
-        return found
+                numbers.setdefault(v, []).append(k)
+        return numbers
 
     def next_number(self) -> int:
         """Returns the first number that no value has, in programs of maps neither."""
@@ -200,9 +200,9 @@ class Program:
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the printed form."""
-        given = ", ".join([v.typed for v in self.inputs])
+        inputs = ", ".join([v.typed for v in self.inputs])
         closed = "; " + ", ".join([v.typed for v in self.captured]) if self.captured else ""
-        yield f"{{ lambda {given}{closed} ."
+        yield f"{{ lambda {inputs}{closed} ."
         for equation in self.equations:
             yield from (f"  {line}" for line in equation.lines())
         written = "".join([f" {before} := {after}" for before, after in self.writes.items()])
@@ -219,15 +219,15 @@ class Program:
         import zlib  # Programs of one process do not need it.
 
         ends = *self.inputs, *self.captured, *self.outputs, *itertools.chain(*self.writes.items())
-        found = zlib.crc32(" ".join([v.typed for v in ends]).encode())
+        crc = zlib.crc32(" ".join([v.typed for v in ends]).encode())
         for equation in self.equations:
             if equation.op.name == "check_equal":
                 continue
-            found = zlib.crc32(_ADDRESS.sub("", next(equation.lines())).encode(), found)
+            crc = zlib.crc32(_ADDRESS.sub("", next(equation.lines())).encode(), crc)
             for constant in leaves((equation.operands, equation.params)):
                 if isinstance(constant, np.ndarray) and not constant.dtype.hasobject:
-                    found = zlib.crc32(constant.tobytes(), found)
-        return found
+                    crc = zlib.crc32(constant.tobytes(), crc)
+        return crc
 
     def key(self) -> Any:
         """What programs are compared by."""
@@ -268,8 +268,8 @@ def vars_of(tree: Any) -> list[Var]:
         return [tree]
     if type(tree) is tuple and all(type(x) in LEAF_TYPES for x in tree):
         return [x for x in tree if type(x) is Var]
-    found = [x.bits if type(x) is SymbolicKey else x for x in leaves(tree)]
-    return [x for x in found if type(x) is Var]
+    tree_leaves = [x.bits if type(x) is SymbolicKey else x for x in leaves(tree)]
+    return [x for x in tree_leaves if type(x) is Var]
 
 
 def replace_vars(tree: Any, values: Any) -> Any:

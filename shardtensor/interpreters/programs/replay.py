@@ -166,15 +166,15 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
         get = getter(operands)
 
     def step(values: Values) -> None:
-        taken = get(values)
-        made = run(taken)
-        storage = made._storage
+        operands = get(values)
+        output = run(operands)
+        storage = output._storage
         if type(storage) is not Storage or not storage.leases:
-            if type(storage) is Storage and is_new(storage, taken):
+            if type(storage) is Storage and is_new(storage, operands):
                 storage.leases = ([],)
             else:
-                track([taken], made)
-        values[result] = made
+                track([operands], output)
+        values[result] = output
         for number in dead:
             values[number] = None
 
@@ -195,8 +195,8 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
     get = functools.partial(replace_vars, equation.operands) if trees else getter(equation.operands)
 
     def step(values: Values) -> None:
-        taken = get(values)
-        _bind_results(values, equation.results, _independent(apply(op, taken, params), taken))
+        operands = get(values)
+        _bind_results(values, equation.results, _independent(apply(op, operands, params), operands))
         for number in dead:
             values[number] = None
 
@@ -217,7 +217,7 @@ def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone = _write(equation, BOUND, dead, in_place) if equation.writes else _call(equation, BOUND, dead)
+    run = _write(equation, BOUND, dead, in_place) if equation.writes else _call(equation, BOUND, dead)
     read = [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
@@ -226,7 +226,7 @@ def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step
             if type(x) is ShardedTensor and not lacks_elements(x):
                 x._storage.buffers  # noqa: B018 - views are read where nothing is recorded
         with _recorded_as_it_runs():
-            alone(values)
+            run(values)
 
     return step
 
@@ -267,11 +267,11 @@ def _independent(result: Any, operands: Sequence[Any]) -> Any:
     return result
 
 
-def _bind_results(values: Values, names: Any, made: Any) -> None:
+def _bind_results(values: Values, names: Any, result: Any) -> None:
     if type(names) is Var:
-        values[names.number] = made
+        values[names.number] = result
         return
-    for name, value in zip(leaves(names), leaves(made), strict=True):
+    for name, value in zip(leaves(names), leaves(result), strict=True):
         if type(name) is Var:
             values[name.number] = bits_of(value, "jit") if type(value) is Key else value
 
@@ -312,9 +312,9 @@ def _view_of_view(x: ShardedTensor, view_spec: ViewSpec, value: Any) -> ShardedT
     composed = _composed(outer, view_spec)
     if composed is not None:
         return tensor(value, View(base, composed))
-    made = tensor(value, evaluate(x, view_spec)._storage)
-    track([(x,)], made)
-    return made
+    copy = tensor(value, evaluate(x, view_spec)._storage)
+    track([(x,)], copy)
+    return copy
 
 
 @functools.lru_cache(1024)
@@ -324,8 +324,8 @@ def _composed(outer: ViewSpec, inner: ViewSpec) -> ViewSpec | None:
 
 def compute(equation: Equation, values: Values) -> None:
     """Adds a Python number that an equation computes of others."""
-    given = [values[x.number] if type(x) is Var else x for x in equation.operands]
-    values[equation.results.number] = PYTHON[equation.op](*given)
+    operands = [values[x.number] if type(x) is Var else x for x in equation.operands]
+    values[equation.results.number] = PYTHON[equation.op](*operands)
 
 
 def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
@@ -350,12 +350,12 @@ def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in
     others = equation.operands[1:]
 
     def step(values: Values) -> None:
-        taken = replace_vars(others, values)
+        operands = replace_vars(others, values)
         written = values[base]
         if not in_place:
             written = mark_array(interpreter.apply(OPS["copy"], (written,), ()))
         out = written if whole else tensor(window, View(written, view_spec))
-        interpreter.write(out, op, (out, *taken) if "assigns" in op.tags else taken, params)
+        interpreter.write(out, op, (out, *operands) if "assigns" in op.tags else operands, params)
         for number in dead:
             values[number] = None
         values[result] = written
@@ -389,8 +389,8 @@ def map_step(
     def step(values: Values) -> None:
         around = {number: values[number] for number in free} | more()
         call = functools.partial(_run_program, bodies, around)
-        made = interpreter.apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
-        _bind_results(values, equation.results, made)
+        output = interpreter.apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
+        _bind_results(values, equation.results, output)
         for number in dead:
             values[number] = None
 
@@ -427,12 +427,12 @@ def functions_step(
             at = op.params.index(name)
             count = params[at]
             params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])
-        taken = replace_vars(equation.operands, values)
+        operands = replace_vars(equation.operands, values)
         with _recorded_as_it_runs() if announces else contextlib.nullcontext():
-            made = apply(op, taken, tuple(params))
+            output = apply(op, operands, tuple(params))
             if op.name == "branch":
-                made = replaced(made, map(_placed, leaves(equation.results), leaves(made)))
-            _bind_results(values, equation.results, made)
+                output = replaced(output, map(_placed, leaves(equation.results), leaves(output)))
+            _bind_results(values, equation.results, output)
         for number in dead:
             values[number] = None
 
@@ -475,15 +475,15 @@ class _Function:
         return all(isinstance(kind, Aval) for kind in kinds)
 
     def __call__(self, around: Mapping[int, Any], *args: Any) -> Any:
-        found = leaves(args)
-        given = dict(around)
+        arg_leaves = leaves(args)
+        values = dict(around)
         for v, k in zip(self.program.inputs, self.program.positions, strict=True):
-            x = found[k]
-            given[v.number] = bits_of(x, "jit") if type(x) is Key else x
-        del found, args
+            x = arg_leaves[k]
+            values[v.number] = bits_of(x, "jit") if type(x) is Key else x
+        del arg_leaves, args
         if self._executes and (interpreter := innermost()) is not None and interpreter.only_infers:
-            return self._run(self._inference, given)
-        return outermost().run(self, given) if self._announces else self.execute(given)
+            return self._run(self._inference, values)
+        return outermost().run(self, values) if self._announces else self.execute(values)
 
     def execute(self, values: Any) -> Any:
         """Runs the program, and returns its result."""
@@ -494,10 +494,10 @@ class _Function:
             step(values)
         return replace_vars(self.program.result, values)
 
-    def infer(self, given: Mapping[int, Any]) -> None:
+    def infer(self, values: Mapping[int, Any]) -> None:
         """Records the transfers of a call."""
         known: dict[int, ShardedTensor] = {}
-        self._run(self._inference, {number: stand_in(x, known) for number, x in given.items()})
+        self._run(self._inference, {number: stand_in(x, known) for number, x in values.items()})
 
 
 class _BoundFunction:
@@ -532,10 +532,10 @@ class _Body:
 
     def __call__(self, around: Mapping[int, Any], args: Any) -> Any:
         values = dict(around)
-        found = leaves(args)
+        arg_leaves = leaves(args)
         for v, k in zip(self.program.inputs, self.program.positions, strict=True):
-            values[v.number] = found[k]
-        del found
+            values[v.number] = arg_leaves[k]
+        del arg_leaves
         for step in self.steps:
             step(values)
         return replace_vars(self.program.result, values)
@@ -560,16 +560,16 @@ BOUND = _Bound()
 
 
 def inferred(
-    program: Program, given: Sequence[Any], around: Callable[[Equation], contextlib.AbstractContextManager[None]]
+    program: Program, inputs: Sequence[Any], around: Callable[[Equation], contextlib.AbstractContextManager[None]]
 ) -> None:
     """Runs a program on operands without elements, by which the transfers are recorded.
 
     Args:
         program: the program.
-        given: what stands for its inputs and for what it captures: tensors without elements, host arrays, scalars.
+        inputs: what stands for its inputs and for what it captures: tensors without elements, host arrays, scalars.
         around: makes a context for each equation, in which it is inferred.
     """
-    values: Values = {v.number: x for v, x in zip((*program.inputs, *program.captured), given, strict=True)}
+    values: Values = {v.number: x for v, x in zip((*program.inputs, *program.captured), inputs, strict=True)}
     with interpreting(INFER):
         for equation, step in zip(program.equations, steps_of(program, INFER), strict=True):
             with around(equation):
@@ -578,11 +578,11 @@ def inferred(
 
 def bytes_of(equations: Sequence[Equation]) -> int:
     """Returns the bytes that equations transfer."""
-    alone = Program((), (), equations, ())
-    free, log = alone.free(), TransferLog()
+    program = Program((), (), equations, ())
+    free, log = program.free(), TransferLog()
     nothing: Callable[[Equation], Any] = lambda _: contextlib.nullcontext()  # noqa: E731
     with recorded_by(log):
-        inferred(dataclasses.replace(alone, inputs=free), [stand_in_of(v) for v in free], nothing)
+        inferred(dataclasses.replace(program, inputs=free), [stand_in_of(v) for v in free], nothing)
     return log.bytes
 
 
@@ -601,7 +601,7 @@ def with_operands(equation: Equation, others: dict[Var, Var]) -> Equation:
 
 
 def result_of(equation: Equation) -> Aval | None:
-    """Returns the aval of the result of an equation; None if it is no tensor, or the operands are rejected."""
+    """Returns the aval of the result of an equation; None if it is not a tensor, or the operands are rejected."""
     operands = replace_vars(equation.operands, {v.number: stand_in_of(v) for v in vars_of(equation.operands)})
     try:
         with interpreting(INFER), recorded_by():

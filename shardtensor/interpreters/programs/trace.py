@@ -52,10 +52,10 @@ class Traced(NoElements):
 
     __slots__ = ("stand_in", "tracer", "value")
 
-    def __init__(self, value: Var, tracer: Tracer, given: Any) -> None:
+    def __init__(self, value: Var, tracer: Tracer, stand_in: Any) -> None:
         self.value = value
         self.tracer = tracer
-        self.stand_in = given
+        self.stand_in = stand_in
 
     def stored(self) -> NoReturn:
         """Raises ConcretizationError: the elements are not known while the function is traced, or the tensor has left
@@ -91,7 +91,7 @@ class Captured:
 
 
 class Trace:
-    """What the tracers of a function and of the maps in it share.
+    """The state that the tracers of a function and of the maps in it share.
 
     Attributes:
         name: the name of the function.
@@ -285,11 +285,11 @@ class Tracer(CallInterpreter):
                 f"{op.error_name}: {self.trace.names([before.value])} is a host array, which jit does not "
                 f"write ({user_line()}); give st.asarray(array), or return the new value"
             )
-        held, given = self._operands(op, operands)
+        held, stand_ins = self._operands(op, operands)
         written = mark_array(without_elements(base._aval))
         target = written if out is base else tensor(out._aval, View(written, view_spec))
         with interpreting(self.inner), self._located(op, held):
-            self.inner.write(target, op, (target, *given[1:]) if "assigns" in op.tags else given, params)
+            self.inner.write(target, op, (target, *stand_ins[1:]) if "assigns" in op.tags else stand_ins, params)
         if not out.size or ("assigns" in op.tags and at is not None and 0 in view_spec.at(at).shape):
             return  # Nothing is written.
         others, window = held, out._aval
@@ -301,15 +301,15 @@ class Tracer(CallInterpreter):
                 window = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
                 others = (held[1], ...)
         operands = (before.value, *others)
-        made = self._traced(base._aval, written, self.trace.depends(vars_of(operands)))
-        self._add(Equation(op, operands, params, made.value, view_spec, window, True))
-        self._rebind(base, made)
+        after = self._traced(base._aval, written, self.trace.depends(vars_of(operands)))
+        self._add(Equation(op, operands, params, after.value, view_spec, window, True))
+        self._rebind(base, after)
 
-    def _rebind(self, base: ShardedTensor, made: Traced) -> None:
+    def _rebind(self, base: ShardedTensor, state: Traced) -> None:
         if type(base._storage) is Traced:
-            base._storage = made
+            base._storage = state
         else:
-            self.trace.captured[id(base)].now = made
+            self.trace.captured[id(base)].now = state
 
     def mapped(self, submesh: Mesh, /) -> Interpreter:
         """Returns the tracer of one program of a map."""
@@ -320,7 +320,7 @@ class Tracer(CallInterpreter):
         # The inference places what is not placed, and the program afterwards, where the function needs it.
         unplaced = [x for x in leaves(operands[0]) if self._is_unplaced(x)] if "loop" in op.tags else []
         known = {id(x): x._storage.stand_in for x in unplaced}
-        held, given = self._operands(
+        held, stand_ins = self._operands(
             op, (map_leaves(lambda x: known.get(id(x), x), operands[0]), *operands[1:]) if known else operands
         )
         programs: dict[int, Program] = {}
@@ -329,7 +329,7 @@ class Tracer(CallInterpreter):
         bits = self._depends = self.trace.depends([*vars_of(held), *[x._storage.value for x in unplaced]])
         if op.name == "map_shards":
             count = len(params[1])
-            held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
+            held, stand_ins = (_numbered(held[0], count),), (_numbered(stand_ins[0], count),)
             given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
             kept = (None, *params[1:])
         elif op.signature.functions:
@@ -338,16 +338,16 @@ class Tracer(CallInterpreter):
         is_map_or_collective = "spmd" in op.tags and not op.signature.functions
         inside = contextlib.nullcontext() if is_map_or_collective else interpreting(self.inner)
         with inside, self._located(op, (held, params)):
-            result = self.inner.apply(op, given, given_params)
+            result = self.inner.apply(op, stand_ins, given_params)
         if "loop" in op.tags:
             placed = self._placed(operands[0], result[0] if op.name == "counted_loop" else result)
             held = (self._operand(op, True, placed)[0], *held[1:])
         for program in programs.values():
             bits |= self.trace.depends(program.free())
-        made = map_leaves(functools.partial(self._made, bits), result)
-        results = map_leaves(lambda x: x._storage.value if _is_traced(x := _bits_in(x)) else x, made)
+        outputs = map_leaves(functools.partial(self._made, bits), result)
+        results = map_leaves(lambda x: x._storage.value if _is_traced(x := _bits_in(x)) else x, outputs)
         self._add(Equation(op, held, kept, results, programs=programs))
-        return made
+        return outputs
 
     element = planned
 
@@ -366,30 +366,30 @@ class Tracer(CallInterpreter):
         def traced(fn: Any) -> Any:
             return functools.partial(_trace_function, self, programs, next(count), fn)
 
-        given, kept = list(params), list(params)
+        new_params, kept = list(params), list(params)
         for name in op.signature.functions:
             at = op.params.index(name)
             fns = params[at]
-            given[at] = tuple(map(traced, fns)) if isinstance(fns, tuple) else traced(fns)
+            new_params[at] = tuple(map(traced, fns)) if isinstance(fns, tuple) else traced(fns)
             kept[at] = len(fns) if isinstance(fns, tuple) else None
-        return tuple(given), tuple(kept)
+        return tuple(new_params), tuple(kept)
 
     def _placed(self, init: Any, carry: Any) -> Any:
         """Returns the initial carry of a loop with the dtypes and layouts of later ones, for which its function was
         traced.
         """
-        made = []
-        for x, wanted in zip(leaves(init), leaves(carry), strict=True):
-            if lacks_elements(wanted):
-                where = None if self.in_map else wanted.sharding
+        new_leaves = []
+        for x, target in zip(leaves(init), leaves(carry), strict=True):
+            if lacks_elements(target):
+                where = None if self.in_map else target.sharding
                 if type(x) in SCALARS or self._is_weak(x):
-                    x = call("full", (), x, dtype=wanted.dtype, device=where)
-                elif type(x) is not ShardedTensor or x.dtype != wanted.dtype or self._is_unplaced(x):
-                    x = call("asarray", x, dtype=wanted.dtype, device=where)
+                    x = call("full", (), x, dtype=target.dtype, device=where)
+                elif type(x) is not ShardedTensor or x.dtype != target.dtype or self._is_unplaced(x):
+                    x = call("asarray", x, dtype=target.dtype, device=where)
                 elif where is not None and x.sharding != where:
                     x = call("reshard", x, where)
-            made.append(x)
-        return replaced(init, made)
+            new_leaves.append(x)
+        return replaced(init, new_leaves)
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
@@ -408,11 +408,11 @@ class Tracer(CallInterpreter):
         return execute(op, operands, params)
 
     def _on_python_scalars(self, op: Op, operands: Operands) -> ShardedTensor:
-        held, given = self._operands(op, operands)
-        kind = type(PYTHON[op](*given))
-        made = self.weak(kind, self.trace.depends(vars_of(held)))
-        self._add(Equation(op, held, (), made._storage.value))
-        return made
+        held, stand_ins = self._operands(op, operands)
+        kind = type(PYTHON[op](*stand_ins))
+        number = self.weak(kind, self.trace.depends(vars_of(held)))
+        self._add(Equation(op, held, (), number._storage.value))
+        return number
 
     @contextlib.contextmanager
     def _located(self, op: Op, held: Any) -> Iterator[None]:
@@ -432,12 +432,12 @@ class Tracer(CallInterpreter):
         """Returns the operands as the equation holds them, and as inference takes them."""
         names = op.operands * len(operands) if op.signature.variadic else op.operands
         pairs = [self._operand(op, name in op.signature.trees, x) for name, x in zip(names, operands, strict=False)]
-        return tuple([held for held, _ in pairs]), tuple([given for _, given in pairs])
+        return tuple([held for held, _ in pairs]), tuple([one for _, one in pairs])
 
     def _operand(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
         if in_tree and not isinstance(x, (ShardedTensor, np.ndarray)):
             pairs = [self._leaf(op, True, leaf) for leaf in leaves(x)]
-            return replaced(x, [held for held, _ in pairs]), replaced(x, [given for _, given in pairs])
+            return replaced(x, [held for held, _ in pairs]), replaced(x, [one for _, one in pairs])
         return self._leaf(op, in_tree, x)
 
     def _leaf(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
@@ -478,42 +478,42 @@ class Tracer(CallInterpreter):
     def _captured(self, x: ShardedTensor) -> Traced:
         known = self.trace.captured.get(id(x))
         if known is None:
-            made = self._traced(x._aval, stand_in(x), 0)
-            known = self.trace.captured[id(x)] = Captured(x, made.value, made)
+            state = self._traced(x._aval, stand_in(x), 0)
+            known = self.trace.captured[id(x)] = Captured(x, state.value, state)
         return known.now
 
     def _view(self, state: Traced, view_spec: ViewSpec, value: Aval) -> Traced:
         if isinstance(state.value.kind, type):
             state = self._as_tensor(state)
         key = state.value.number, view_spec.boxes, view_spec.part
-        found = self._views.get(key)
-        if found is None:
+        view = self._views.get(key)
+        if view is None:
             kind: ValueKind = value
             if isinstance(state.value.kind, HostAval):
                 kind = host_aval(view_spec.shape, part_dtype(state.value.kind.dtype, view_spec.part))
-                given = view_spec.of(backend_of(HOST), state.stand_in)
+                stand_in = view_spec.of(backend_of(HOST), state.stand_in)
             else:
-                given = tensor(value, View(state.stand_in, view_spec))
-            found = self._views[key] = self._traced(kind, given, self.trace.depends([state.value]))
-            self._add(Equation(OPS["view"], (state.value,), (view_spec,), found.value, view_spec, kind))  # type: ignore[arg-type]
-        return found
+                stand_in = tensor(value, View(state.stand_in, view_spec))
+            view = self._views[key] = self._traced(kind, stand_in, self.trace.depends([state.value]))
+            self._add(Equation(OPS["view"], (state.value,), (view_spec,), view.value, view_spec, kind))  # type: ignore[arg-type]
+        return view
 
     def _as_tensor(self, state: Traced) -> Traced:
         """Returns a host array or a Python scalar as a tensor on the default mesh."""
-        found = self._tensors.get(state.value.number)
-        if found is None:
+        array = self._tensors.get(state.value.number)
+        if array is None:
             op = OPS["asarray"]
             with interpreting(self.inner):
                 result = self.inner.apply(op, (state.stand_in,), (None, None, None))
-            found = self._made(self.trace.depends([state.value]), result)._storage
-            self._tensors[state.value.number] = found
-            self._add(Equation(op, (state.value,), (None, None, None), found.value))
-        return found
+            array = self._made(self.trace.depends([state.value]), result)._storage
+            self._tensors[state.value.number] = array
+            self._add(Equation(op, (state.value,), (None, None, None), array.value))
+        return array
 
     # -- values --------------------------------------------------------------------------------------
 
-    def _traced(self, kind: ValueKind, given: Any, depends: int) -> Traced:
-        return Traced(self.trace.new(kind, depends), self, given)
+    def _traced(self, kind: ValueKind, stand_in: Any, depends: int) -> Traced:
+        return Traced(self.trace.new(kind, depends), self, stand_in)
 
     def _made(self, depends: int, x: Any) -> Any:
         """Returns an inferred result as a traced tensor or a traced key."""
@@ -521,23 +521,25 @@ class Tracer(CallInterpreter):
             return SymbolicKey(self.weak(int, depends))
         if not lacks_elements(x):
             return x
-        given = stand_in(x) if not _is_traced(x) else x._storage.stand_in
-        made = tensor(x._aval, self._traced(x._aval, given, depends))
-        return made if x._is_scalar else mark_array(made)
+        substitute = stand_in(x) if not _is_traced(x) else x._storage.stand_in
+        result = tensor(x._aval, self._traced(x._aval, substitute, depends))
+        return result if x._is_scalar else mark_array(result)
 
     def traced_input(self, x: Any, depends: int) -> ShardedTensor:
-        """Returns a traced tensor for an input: a tensor that is no view of another input, a host array or a scalar."""
+        """Returns a traced tensor for an input: a tensor that is not a view of another input, a host array or a
+        scalar.
+        """
         if type(x) in SCALARS:
             return self.weak(type(x), depends)
         if type(x) is ShardedTensor:
-            given = stand_in(x)
-            if hasattr(given._storage, "view_spec"):
-                given = mark_array(without_elements(x._aval))
-            made = tensor(x._aval, self._traced(x._aval, given, depends))
-            return made if x._is_scalar else mark_array(made)
+            substitute = stand_in(x)
+            if hasattr(substitute._storage, "view_spec"):
+                substitute = mark_array(without_elements(x._aval))
+            result = tensor(x._aval, self._traced(x._aval, substitute, depends))
+            return result if x._is_scalar else mark_array(result)
         placed = aval(x.shape, x.dtype, as_sharding(default_mesh(), x.ndim, "jit"), False)
-        made = tensor(placed, self._traced(host_aval(x.shape, x.dtype), np.empty(x.shape, x.dtype), depends))
-        return made if isinstance(x, np.generic) else mark_array(made)
+        result = tensor(placed, self._traced(host_aval(x.shape, x.dtype), np.empty(x.shape, x.dtype), depends))
+        return result if isinstance(x, np.generic) else mark_array(result)
 
     def weak(self, kind: type, depends: int) -> ShardedTensor:
         """Returns a traced Python scalar."""
@@ -562,7 +564,7 @@ def _is_traced(x: Any) -> bool:
 
 
 def _frozen(x: Any) -> Any:
-    """Returns a host array that no one writes: the function may go on to write its own."""
+    """Returns a host array that nothing writes: the function may go on to write its own."""
     if isinstance(x, np.generic) or (x.base is None and not x.flags.writeable):
         return x
     array = np.array(x)
@@ -570,9 +572,9 @@ def _frozen(x: Any) -> Any:
     return array
 
 
-def _copied(given: list[Any]) -> list[Any]:
+def _copied(items: list[Any]) -> list[Any]:
     """Returns a copy of nested lists: the program does not change with the list that the function gave."""
-    return [_copied(item) if type(item) is list else item for item in given]
+    return [_copied(item) if type(item) is list else item for item in items]
 
 
 def _without_donation(op: Op, params: Params) -> Params:
@@ -597,11 +599,11 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
     *args, number = args  # type: ignore[assignment]
     tracer = innermost()
     assert isinstance(tracer, Tracer)
-    found = leaves(args)
-    positions = [k for k, x in enumerate(found) if lacks_elements(x)]
-    given = [tracer._made(tracer._depends, x) if lacks_elements(x) else x for x in found]
-    inputs = [given[k]._storage.value for k in positions]
-    out = fn(*replaced(args, given))
+    arg_leaves = leaves(args)
+    positions = [k for k, x in enumerate(arg_leaves) if lacks_elements(x)]
+    new_leaves = [tracer._made(tracer._depends, x) if lacks_elements(x) else x for x in arg_leaves]
+    inputs = [new_leaves[k]._storage.value for k in positions]
+    out = fn(*replaced(args, new_leaves))
     result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return out
@@ -613,17 +615,17 @@ def _trace_function(outer: Tracer, programs: dict[int, Program], number: int, fn
     """
     tracer = Tracer(outer.trace, outer.inner, in_map=outer.in_map, depends=outer._depends)
     tracer.is_inside = True
-    found = leaves(args)
-    positions = [k for k, x in enumerate(found) if isinstance(x, (*SCALARS, Key)) or lacks_elements(x)]
-    given = list(found)
+    arg_leaves = leaves(args)
+    positions = [k for k, x in enumerate(arg_leaves) if isinstance(x, (*SCALARS, Key)) or lacks_elements(x)]
+    new_leaves = list(arg_leaves)
     for k in positions:
-        x = found[k]
+        x = arg_leaves[k]
         if isinstance(x, Key):
             x = _ANY_KEY
-        given[k] = tracer.weak(type(x), outer._depends) if type(x) in SCALARS else tracer._made(outer._depends, x)
-    inputs = [_bits_in(given[k])._storage.value for k in positions]
+        new_leaves[k] = tracer.weak(type(x), outer._depends) if type(x) in SCALARS else tracer._made(outer._depends, x)
+    inputs = [_bits_in(new_leaves[k])._storage.value for k in positions]
     with interpreting(tracer):
-        out = fn(*replaced(args, given))
+        out = fn(*replaced(args, new_leaves))
         result = map_leaves(tracer._held, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return map_leaves(lambda x: x._storage.stand_in if _is_traced(x) else _ANY_KEY if isinstance(x, Key) else x, out)

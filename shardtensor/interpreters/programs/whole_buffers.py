@@ -54,11 +54,11 @@ class _Step(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What a buffer that a step computes is.
+    """The kind of a buffer that a step computes.
 
     Attributes:
         value: the aval of its tensor.
-        is_array: whether the tensor is a 0-d array, and no scalar.
+        is_array: whether the tensor is a 0-d array, not a scalar.
         is_new: whether nothing else holds the memory.
     """
 
@@ -75,7 +75,7 @@ class BufferProgram:
         result: its result: a value, or nested tuples and lists of values.
 
     Attributes:
-        constants: the operands of equations that are no values of the program, such as scalars and index arrays.
+        constants: the operands of equations that are not values of the program, such as scalars and index arrays.
     """
 
     def __init__(self, program: Program, result: Any) -> None:
@@ -96,36 +96,38 @@ class BufferProgram:
     @staticmethod
     def takes(program: Program) -> bool:
         """Whether all values are tensors, of which no operand is a container."""
-        made = [x for equation in program.equations for x in leaves(equation.results)]
-        given = [x for equation in program.equations for x in equation.operands if isinstance(x, (tuple, list, dict))]
-        return not any(map(vars_of, given)) and all(type(v) is Var and isinstance(v.kind, Aval) for v in made)
+        results = [x for equation in program.equations for x in leaves(equation.results)]
+        containers = [
+            x for equation in program.equations for x in equation.operands if isinstance(x, (tuple, list, dict))
+        ]
+        return not any(map(vars_of, containers)) and all(type(v) is Var and isinstance(v.kind, Aval) for v in results)
 
     def _step(self, equation: Equation) -> _Step:
         """Returns the step of an equation."""
         op, params, stand_ins = equation.op, equation.params, self._stand_ins
-        given = tuple([stand_ins[x] if type(x) is Var else x for x in equation.operands])
-        made = INFER.apply(op, given, params)
+        inputs = tuple([stand_ins[x] if type(x) is Var else x for x in equation.operands])
+        result = INFER.apply(op, inputs, params)
         names = leaves(equation.results)
-        stand_ins.update(zip(names, leaves(made), strict=True))
+        stand_ins.update(zip(names, leaves(result), strict=True))
         of_buffers, is_new = None, False
         if equation.into is not None:
             value = equation.window
             assert isinstance(value, Aval)
-            of_buffers = _view_of(given[0]._aval, equation.into)
+            of_buffers = _view_of(inputs[0]._aval, equation.into)
             run: Callable[[Operands], Any] = functools.partial(_view, equation.into, value)
         elif op.parts.algorithm:
-            given, run = array_operands(op, given), functools.partial(_algorithm, op, params)
+            inputs, run = array_operands(op, inputs), functools.partial(_algorithm, op, params)
         else:
-            plan, given = planned(op, given, params)
+            plan, inputs = planned(op, inputs, params)
             run, of_buffers = plan.run, plan.of_buffers()
             is_new = op.is_ufunc or bool(plan.partial_axes)  # See `shardtensor.interpreters.execution.one_pass`.
-        if not given or not all(_is_one_buffer(x._aval) for x in (*given, made) if type(x) is ShardedTensor):
+        if not inputs or not all(_is_one_buffer(x._aval) for x in (*inputs, result) if type(x) is ShardedTensor):
             of_buffers = None
         slot, *_ = slots = tuple([self._slots[v] for v in names])
         if of_buffers is not None:
-            self._made[slot] = _Made(made._aval, not made.ndim and not made._is_scalar, is_new)
+            self._made[slot] = _Made(result._aval, not result.ndim and not result._is_scalar, is_new)
         named = {id(x): v for v, x in stand_ins.items()}
-        operands = tuple([self._slots[named[id(x)]] if id(x) in named else self._constant(x) for x in given])
+        operands = tuple([self._slots[named[id(x)]] if id(x) in named else self._constant(x) for x in inputs])
         get = python.itemgetter(*operands) if len(operands) > 1 else None
         results = () if type(equation.results) is Var else slots
         return _Step(of_buffers, get, operands[0] if operands else -1, slot, run, operands, results, equation.ignored)
@@ -168,12 +170,12 @@ class BufferProgram:
         """Runs steps, which add their results to the tensors or to the buffers."""
         for of_buffers, get, first, slot, run, operands, results, _ in steps:
             if of_buffers is not None:
-                made = of_buffers(buffers[first]) if get is None else of_buffers(*get(buffers))
-                if made is not None:
-                    buffers[slot] = made
+                output = of_buffers(buffers[first]) if get is None else of_buffers(*get(buffers))
+                if output is not None:
+                    buffers[slot] = output
                     continue
-            made = run(tuple([self._tensor(tensors, buffers, k) for k in operands]))
-            for k, x in zip(results, leaves(made), strict=True) if results else ((slot, made),):
+            output = run(tuple([self._tensor(tensors, buffers, k) for k in operands]))
+            for k, x in zip(results, leaves(output), strict=True) if results else ((slot, output),):
                 tensors[k] = x
                 if k in self._read:
                     buffers[k] = whole_array(x)

@@ -142,31 +142,31 @@ def _layout(x: Aval, chosen: AdvancedIndex, index: Any) -> Aval:
     The block is split as the tensors of integers in the index are, or else its first dimension by the mesh axes that
     split the indexed dimensions. The other dimensions keep their mesh axes.
     """
-    given: tuple[Aval, ...] = ()
+    index_tensors: tuple[Aval, ...] = ()
     if type(index) is not np.ndarray:
         for e in index if type(index) is tuple else (index,):
             if type(e) is ShardedTensor and e._aval.dtype.kind in "iu" and e._aval.sharding.mesh == x.sharding.mesh:
-                given += (e._aval,)
-    return _layout_of(x, chosen.basic, chosen.dims, chosen.block, chosen.at, chosen.shape, given)
+                index_tensors += (e._aval,)
+    return _layout_of(x, chosen.basic, chosen.dims, chosen.block, chosen.at, chosen.shape, index_tensors)
 
 
 @functools.lru_cache(1024)
 def _layout_of(
-    x: Aval, basic: Index, dims: tuple[int, ...], block: Shape, at: int, shape: Shape, given: tuple[Aval, ...]
+    x: Aval, basic: Index, dims: tuple[int, ...], block: Shape, at: int, shape: Shape, index_tensors: tuple[Aval, ...]
 ) -> Aval:
-    """Returns the aval of the result: see `_layout` and `AdvancedIndex`; ``given`` are tensors of integers."""
+    """Returns the aval of the result: see `_layout` and `AdvancedIndex`; ``index_tensors`` are tensors of integers."""
     chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(basic).chains
     rest = [c for d, c in enumerate(chains) if d not in dims]
-    split = _split_of_block(block, given, set(itertools.chain.from_iterable(rest)))
+    split = _split_of_block(block, index_tensors, set(itertools.chain.from_iterable(rest)))
     if block and not any(split):
         split[0] = tuple(itertools.chain.from_iterable(chains[d] for d in dims))
     return aval(shape, x.dtype, x.sharding.with_spec(P(*rest[:at], *split, *rest[at:])), x.committed)
 
 
-def _split_of_block(block: Shape, given: Sequence[Aval], used: set[str]) -> list[Chain]:
+def _split_of_block(block: Shape, index_tensors: Sequence[Aval], used: set[str]) -> list[Chain]:
     """Returns the mesh axes that split the dimensions of the index arrays, of those that are not used yet."""
     split: list[Chain] = [()] * len(block)
-    for value in given:
+    for value in index_tensors:
         for d, chain in enumerate(value.sharding.spec.chains_of(value.ndim), len(block) - value.ndim):
             if not split[d] and value.shape[d - len(block)] == block[d] and used.isdisjoint(chain):
                 split[d] = chain

@@ -40,17 +40,17 @@ def indices_on_device(value: Aval, shape: Shape, index: Any) -> tuple[Any, ...] 
         return None
     backend, device = value.backend, value.sharding.mesh.flat[0]
     with backend.on(device):
-        found = [whole_array(e) if isinstance(e, ShardedTensor) else e for e in entries]
+        arrays = [whole_array(e) if isinstance(e, ShardedTensor) else e for e in entries]
         from_mask = entries[0].ndim if masks else 0
         if masks:
-            found[:1] = backend.xp.nonzero(found[0])
-        sizes = _indexed_sizes(found, shape)
+            arrays[:1] = backend.xp.nonzero(arrays[0])
+        sizes = _indexed_sizes(arrays, shape)
         if sizes is None:
             return None
-        given = list(zip(found, sizes, strict=True))[from_mask:]
-        if not all(_is_within(backend, device, x, size) for x, size in given if backend.is_array(x)):
+        pairs = list(zip(arrays, sizes, strict=True))[from_mask:]
+        if not all(_is_within(backend, device, x, size) for x, size in pairs if backend.is_array(x)):
             return None
-    return tuple(found)
+    return tuple(arrays)
 
 
 def shape_of_index(backend: Backend, indices: Sequence[Any], shape: Shape) -> AdvancedIndex:

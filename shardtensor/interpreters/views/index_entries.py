@@ -25,8 +25,8 @@ def unraveled(positions: HostArray, shape: Shape) -> tuple[HostArray, ...]:
 
     NumPy 2.4 gives wrong ones for more than 8192 positions in several dimensions of which the last has size 1.
     """
-    found = np.unravel_index(positions.reshape(-1), shape)
-    return tuple([at.reshape(positions.shape) for at in found])
+    coordinates = np.unravel_index(positions.reshape(-1), shape)
+    return tuple([at.reshape(positions.shape) for at in coordinates])
 
 
 class AdvancedIndex:
@@ -77,14 +77,14 @@ class AdvancedIndex:
                 d += skipped
                 at += skipped
             elif isinstance(entry, (int, np.ndarray)):
-                if _is_mask(entry) and entry.shape != (wanted := shape[d : d + width]):
-                    if any(n not in (0, size) for n, size in zip(entry.shape, wanted, strict=True)):
+                if _is_mask(entry) and entry.shape != (sizes := shape[d : d + width]):
+                    if any(n not in (0, size) for n, size in zip(entry.shape, sizes, strict=True)):
                         raise IndexingError(
                             f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
-                            f"{wanted}"
+                            f"{sizes}"
                         )
                     # The array API and NumPy accept an empty mask for dimensions of any size.
-                    entries[number] = entry = np.broadcast_to(np.False_, wanted)
+                    entries[number] = entry = np.broadcast_to(np.False_, sizes)
                 walker = _IndexArray(entry, d, shape)
                 self._walkers.append(walker)
                 numbers.append(number)

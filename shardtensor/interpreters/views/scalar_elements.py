@@ -83,9 +83,9 @@ class ScalarElement(DeferredStorage):
 
     def without_parts(self) -> ScalarElement:
         """Returns the storage of a tensor without elements that stands for the scalar."""
-        made = ScalarElement(self.value, *self.origin, ())
-        made._storage = None if self._storage is None else Storage()
-        return made
+        element = ScalarElement(self.value, *self.origin, ())
+        element._storage = None if self._storage is None else Storage()
+        return element
 
     def announce(self) -> None:
         """Records that the element is sent to the other devices, unless it has been."""
@@ -188,10 +188,10 @@ def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
             arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
             parts.append(backend.xp.asarray(function_of(backend, op.name)(*arrays), dtype=value.dtype))
     base, index = first.origin
-    made = tensor(value, ScalarElement(value, base, index, tuple(parts)))
+    result = tensor(value, ScalarElement(value, base, index, tuple(parts)))
     if in_job() and (identity := derived_identity(op.name, operands)):
-        made._identity = identity
-    return made
+        result._identity = identity
+    return result
 
 
 @functools.lru_cache(1024)

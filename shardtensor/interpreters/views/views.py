@@ -120,10 +120,10 @@ class View:
         """Returns the storage of the view of a new base without elements, which stands for the view: it has been read
         if the view has been.
         """
-        made = View(base, self.view_spec)
+        handle = View(base, self.view_spec)
         if self._is_read:
-            made._cache = (0, None)
-        return made
+            handle._cache = (0, None)
+        return handle
 
     def forget(self) -> None:
         """Drops the cached arrays."""
@@ -145,8 +145,8 @@ class View:
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
-            # A C function, in which no signal handler runs: what a handler raises there is lost. It receives the
-            # reference as the default.
+            # A C function, in which no signal handler runs: an error that a handler raises there is lost. It receives
+            # the reference as the default.
             caches[key] = weakref.ref(self, functools.partial(caches.pop, key))
             self._cache = cache
         return cache[1]
@@ -223,43 +223,43 @@ def reads_buffers(base: Aval, view_spec: ViewSpec) -> bool:
     return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape) is not None
 
 
-def copied_scalar(x: ShardedTensor, found: tuple[ShardedTensor, ViewSpec, Aval, bool]) -> ShardedTensor:
+def copied_scalar(x: ShardedTensor, inferred: tuple[ShardedTensor, ViewSpec, Aval, bool]) -> ShardedTensor:
     """Returns an independent copy of an element of ``x``, or of the scalar ``x``: neither is ever written, so that a
     copy is equivalent to a view.
 
     Args:
         x: the tensor.
-        found: what `infer_view` has returned.
+        inferred: the result of `infer_view`.
     """
-    base, view_spec, value, is_element = found
+    base, view_spec, value, is_element = inferred
     if is_element:
         element = copied_element(base, view_spec, value)
         if in_job() and (identity := value_identity(base)):
             element._identity = f"{identity}[{view_spec.offset}]{view_spec.part or ''}"
         return element
-    made = mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
-    return with_identity(made, x) if in_job() else made
+    result = mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
+    return with_identity(result, x) if in_job() else result
 
 
 def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor, ViewSpec, Aval, bool] | None:
     """Returns the base and the view spec of the result of an operator on ``x``, its aval, and whether it is a scalar;
-    None where the result is no view. No elements are read.
+    None where the result is not a view. No elements are read.
     """
     base, view_spec = x._base_and_view()
     identity = None
     if base is x and x._aval.ndim:
         identity = _identity(params, _MOST_REPEATED if op.name == "getitem" else sys.maxsize)
     if identity is None:
-        found = _inferred(op, base._aval, view_spec, not x._aval.ndim and x._is_scalar, params)
+        inferred = _inferred(op, base._aval, view_spec, not x._aval.ndim and x._is_scalar, params)
     else:
         key = (op, x._aval, identity)
-        found = _known.get(key, _UNKNOWN)
-        if found is _UNKNOWN:
-            found = _inferred(op, x._aval, view_spec, False, params)
+        inferred = _known.get(key, _UNKNOWN)
+        if inferred is _UNKNOWN:
+            inferred = _inferred(op, x._aval, view_spec, False, params)
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()  # in one step, as other threads may do the same
-            _known[key] = found
-    return found and (base, *found)
+            _known[key] = inferred
+    return inferred and (base, *inferred)
 
 
 _UNKNOWN: Any = object()
@@ -274,7 +274,7 @@ _SIMPLE = frozenset([bool, str, type(None), type(Ellipsis)])
 
 
 def _identity(items: tuple[Any, ...], most: int) -> tuple[Any, ...] | None:
-    """Returns types and values of parameters in hashable form; None if one is none of simple values, slices and tuples,
+    """Returns types and values of parameters in hashable form; None if one is not a simple value, a slice or a tuple,
     or an integer greater than ``most``.
 
     Values that are equal, such as 1 and True, may differ in type, and slices have no hash before Python 3.12.
@@ -299,7 +299,7 @@ def _inferred(
     op: Op, base: Aval, view_spec: ViewSpec, scalar: bool, params: Params
 ) -> tuple[ViewSpec, Aval, bool] | None:
     """Returns the view spec of the result of an operator on a view, its aval, and whether it is a scalar; None where it
-    is no view.
+    is not a view.
 
     Args:
         op: the operator.
@@ -309,17 +309,17 @@ def _inferred(
         params: the values of the operator's parameters.
     """
     assert op.parts.view_spec is not None
-    made = op.parts.view_spec(view_spec, *params)
-    if made is None or 0 in made.shape:
+    spec = op.parts.view_spec(view_spec, *params)
+    if spec is None or 0 in spec.shape:
         return None
-    if isinstance(made.part, str) and base.dtype.kind != "c":
-        if made.part == "imag":
+    if isinstance(spec.part, str) and base.dtype.kind != "c":
+        if spec.part == "imag":
             return None
-        made = made.only(None)
-    is_element = made.scalar or (scalar and not made.shape and "array views" not in op.tags)
-    is_linear = not (is_element or scalar or isinstance(made.part, (np.dtype, tuple)))
+        spec = spec.only(None)
+    is_element = spec.scalar or (scalar and not spec.shape and "array views" not in op.tags)
+    is_linear = not (is_element or scalar or isinstance(spec.part, (np.dtype, tuple)))
     sums = base.sharding.spec.unreduced if is_linear else frozenset()
-    return made, aval_of_view(base, made.chains, made.shape, made.part, sums), is_element
+    return spec, aval_of_view(base, spec.chains, spec.shape, spec.part, sums), is_element
 
 
 @functools.lru_cache(8192)
@@ -360,15 +360,15 @@ def stand_in(x: Any, known: dict[int, ShardedTensor] | None = None) -> Any:
 
 
 def _alone(x: ShardedTensor) -> ShardedTensor:
-    """Returns a tensor without elements that stands for a tensor that is no view."""
+    """Returns a tensor without elements that stands for a tensor that is not a view."""
     storage = x._storage
     if hasattr(storage, "without_parts"):  # Reading it transfers elements.
-        made = tensor(x._aval, storage.without_parts())
+        substitute = tensor(x._aval, storage.without_parts())
     else:
-        made = without_elements(x._aval)
+        substitute = without_elements(x._aval)
         if type(storage) is PartialSums:
-            made._storage.stand_for(storage, without_elements)
-    return made if x._is_scalar else mark_array(made)
+            substitute._storage.stand_for(storage, without_elements)
+    return substitute if x._is_scalar else mark_array(substitute)
 
 
 # -- reading views ---------------------------------------------------------------------------------

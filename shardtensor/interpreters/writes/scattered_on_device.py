@@ -98,9 +98,9 @@ class ScatteredOnDevice(WriteOp):
             group = xp.subtract(xp.cumulative_sum(xp.astype(begins, xp.int64)), 1)
             last = xp.zeros((chosen.rows,), dtype=xp.int64)
             xp.maximum_at(last, group, order)
-            found = xp.empty_like(order)
-            found[order] = last[group]
-            last = found
+            by_row = xp.empty_like(order)
+            by_row[order] = last[group]
+            last = by_row
         before, after = part.shape[: chosen.at], part.shape[chosen.at + len(chosen.block) :]
         shape = (*before, *chosen.block, *after)
         rows = xp.reshape(xp.broadcast_to(part, shape), (math.prod(before), chosen.rows, math.prod(after)))

@@ -282,7 +282,7 @@ class Masked(WriteOp):
     overwrites = False
 
     def __init__(self, mask: Any, ndim: int, value: Any, dtype: Any) -> None:
-        self.given = mask.shape
+        self.mask_shape = mask.shape
         self.dtype = dtype
         aligned = mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
         super().__init__("setitem", [aligned, value])
@@ -297,7 +297,7 @@ class Masked(WriteOp):
     def shared(self, out: Any, old: Any) -> None:
         """See `WriteOp`."""
         mask, value = map(self.read, self.operands)
-        out[mask.reshape(self.given)] = value
+        out[mask.reshape(self.mask_shape)] = value
 
     def announce(self, grid: Grid, copied: bool) -> None:
         """See `WriteOp`."""
@@ -307,12 +307,12 @@ class Masked(WriteOp):
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
-        mask, given = self.operands
+        mask, source = self.operands
         parts: Sequence[Any] = Delivery(mask, grid).run(mask.dtype)
         if any(self.inside):  # Otherwise the mask is a snapshot, whose memory is not that of the tensor.
             parts = [copied(p, d) for p, d in zip(parts, grid.devices, strict=True)]
-        is_tensor = is_operand_array(given)
-        values = Delivery(given, grid).run(self.dtype) if is_tensor else [_plain(given)] * len(grid.devices)
+        is_tensor = is_operand_array(source)
+        values = Delivery(source, grid).run(self.dtype) if is_tensor else [_plain(source)] * len(grid.devices)
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
             backend, here = backend_of(grid.devices[n]), xp.broadcast_to(parts[n], out.shape)
@@ -393,8 +393,8 @@ class Scattered(WriteOp):
             if self.ufunc is None:
                 target[index] = columns[0][n]
             else:
-                made = function_of(backend, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
-                target[index] = as_dtype(backend, made, self.dtype)
+                result = function_of(backend, self.ufunc)(*[target[index] if c[n] is ITSELF else c[n] for c in columns])
+                target[index] = as_dtype(backend, result, self.dtype)
 
         return commit
 

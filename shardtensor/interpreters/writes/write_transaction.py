@@ -97,7 +97,7 @@ class WriteTransaction:
 
     def on_devices(self, write_op: WriteOp) -> Callable[[], Storage]:
         """Returns a function that writes into the cells that hold elements of the view, or into copies, and returns the
-        new value's storage. What can fail is done before.
+        new value's storage. Steps that can fail are done before.
 
         A cell is written in place if its ownership is exclusive.
         """

@@ -107,10 +107,10 @@ def check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtype
 
 def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
     """Writes ``view[index] = value``, where the view is the part ``view_spec`` of ``base``."""
-    found = _assignment(base, view_spec, value, index, dtype)
-    if found is None:
+    assignment = _assignment(base, view_spec, value, index, dtype)
+    if assignment is None:
         return
-    target, write_op = found
+    target, write_op = assignment
     # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which needs no write.
     if not (type(write_op) is Elementwise and is_view(value, base, target)):
         _write(base, target, write_op)
@@ -281,10 +281,10 @@ def _check_update(op: Op, kinds: tuple[Kind, ...], out: Aval) -> None:
     _check_cast(op.name, result_dtype(op, kinds, {}), out.dtype)
 
 
-def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
-    if not np.can_cast(dtype, wanted, "same_kind"):
+def _check_cast(name: str, dtype: Any, target: Any) -> None:
+    if not np.can_cast(dtype, target, "same_kind"):
         raise ArgumentTypeError(
-            f"{name}: the result has dtype {dtype}, which is not of the same kind as the {wanted} that is written; "
+            f"{name}: the result has dtype {dtype}, which is not of the same kind as the {target} that is written; "
             "convert it with astype"
         )
 
@@ -322,6 +322,8 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         value = converted(value, dtype)
     elif value is x or (value := _buffer_of(value, shape, dtype)) is None:  # `x[::-1] = x` copies x.
         return False
+    if 0 in shape:  # What views have copied stays valid.
+        return True
     write_state = write_state_of(x)
     with write_state.lock:
         storage = x._storage

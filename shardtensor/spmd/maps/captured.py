@@ -38,20 +38,20 @@ def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[tuple[Any, S
     """
     if current() is not None:
         return
-    given = [", ".join(_given(*column)) for column in columns]
+    arguments = [", ".join(_texts_of(*column)) for column in columns]
     taken = [f"{name}={text}" for name, text in _captured(fn)]
-    note(f"{caller}({'; '.join(given)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
+    note(f"{caller}({'; '.join(arguments)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
 
 
-def _given(items: Any, shared: Sequence[Any]) -> Sequence[str]:
+def _texts_of(items: Any, shared: Sequence[Any]) -> Sequence[str]:
     """Returns the texts of what processes compare of an argument, each once: the identities of tensors, where blocks
     have that of the whole, and the arrays and the numbers with a fraction that all calls share.
     """
     items = items if type(items) is list else leaves(items)
     tensors = [x for item in items for x in ((item,) if type(item) is ShardedTensor else leaves(item))]
-    found = dict.fromkeys([identity_of(x) for x in tensors if type(x) is ShardedTensor])
+    identities = dict.fromkeys([identity_of(x) for x in tensors if type(x) is ShardedTensor])
     texts = dict.fromkeys([text for x in shared if type(x) is not ShardedTensor for _, text in _text_of("", x)])
-    return [*(f"#{identity}" for identity in found if identity), *texts]
+    return [*(f"#{identity}" for identity in identities if identity), *texts]
 
 
 def _captured(fn: Any) -> Iterator[tuple[str, str]]:

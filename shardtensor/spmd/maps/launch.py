@@ -181,7 +181,7 @@ class _Map:
     """One call of `map_shards`, with its arguments.
 
     Attributes:
-        given: the arguments of each program, and the arrays of tensors among them. Nothing else refers to the arguments
+        rows: the arguments of each program, and the arrays of tensors among them. Nothing else refers to the arguments
             of programs that have not started, so that donated arrays are exclusive.
         places: what follows from the devices.
         modes: the functions that restore the caller's modes of libraries, by backend.
@@ -194,7 +194,7 @@ class _Map:
     caller: str
     names: Sequence[str]
     sizes: Sequence[int]
-    given: list[Any] = field(init=False)
+    rows: list[Any] = field(init=False)
     places: _Places = field(init=False)
     modes: dict[Backend, Callable[[], None]] = field(init=False)
 
@@ -208,19 +208,22 @@ class _Map:
 
     def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Lent]]]:
         """Returns the arguments of each program, and the list of the arrays of tensors among them."""
-        given: list[tuple[list[Any], list[Lent]]] = [([], []) for _ in self.submeshes]
+        rows: list[tuple[list[Any], list[Lent]]] = [([], []) for _ in self.submeshes]
         for items, each, donated in self.columns:
             # A shared argument is transferred once to each device.
             shared: dict[Mesh, tuple[Any, list[Lent]]] = {}
-            for i, (submesh, (arguments, lent)) in enumerate(zip(self.submeshes, given, strict=True)):
+            for i, (submesh, (arguments, lent)) in enumerate(zip(self.submeshes, rows, strict=True)):
                 if type(items) is Unmapped:
                     argument = items.value
                 elif submesh.size > 1:
                     argument = _unheld(items[i]) if each else items
                 elif not each:
                     if submesh not in shared:
-                        found: list[Lent] = []
-                        shared[submesh] = _onto(onto, items, submesh.flat[0], self.caller, False, found), found
+                        shared_lent: list[Lent] = []
+                        shared[submesh] = (
+                            _onto(onto, items, submesh.flat[0], self.caller, False, shared_lent),
+                            shared_lent,
+                        )
                     argument, arrays = shared[submesh]
                     lent += arrays
                 elif type(item := items[i]) is ShardedTensor:  # The common case takes no traversal.
@@ -228,7 +231,7 @@ class _Map:
                 else:
                     argument = _onto(onto, item, submesh.flat[0], self.caller, donated, lent)
                 arguments.append(argument)
-        return given
+        return rows
 
     def call(self, program: Program) -> Any:
         """Runs one call of the function: the task of every program. Returns its result; arrays of a call on one device
@@ -236,8 +239,8 @@ class _Map:
         """
         i, thread = program.number, program.thread
         here = self.places.interpreters[i]
-        arguments, program.lent = self.given[i]
-        self.given[i] = None
+        arguments, program.lent = self.rows[i]
+        self.rows[i] = None
         program.devices = self.submeshes[i].flat
         # Neither has to be restored, since the program has a context of its own.
         settle_on(self.owned[i])
@@ -330,7 +333,7 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
 
         if across := devices_across(called.submeshes, called.caller):
             note_map(called.caller, called.fn, [(column.items, _shared_leaves(column)) for column in called.columns])
-    called.given = called.arguments(_array_onto)
+    called.rows = called.arguments(_array_onto)
     tasks: list[Callable[[Program], Any]] = [called.call] * len(called.submeshes)
     if across:
         tasks = [_nothing if all(map(is_remote, devices)) else called.call for devices in across]
@@ -351,13 +354,13 @@ _helper_delay = attrgetter("helper_delay")
 
 def _shared_leaves(column: MappedArgument) -> list[Any]:
     """Returns the leaves of an argument that are declared to be the same for all calls."""
-    found: list[Any] = []
+    shared: list[Any] = []
     for leaf in leaves(column.items):
         if type(leaf) is Unmapped:
-            found += leaf.same
+            shared += leaf.same
         elif not column.each:
-            found.append(leaf)
-    return found
+            shared.append(leaf)
+    return shared
 
 
 def _nothing(program: Program) -> None:
@@ -369,8 +372,8 @@ def _infer_map(*arguments: Any) -> list[Any]:
     called, interpreter = _Map(*arguments), innermost()
     assert interpreter is not None
     tasks = [
-        functools.partial(_infer_on, called, i, given, interpreter.mapped(called.submeshes[i]))
-        for i, (given, _) in enumerate(called.arguments(_abstract_onto))
+        functools.partial(_infer_on, called, i, args, interpreter.mapped(called.submeshes[i]))
+        for i, (args, _) in enumerate(called.arguments(_abstract_onto))
     ]
     # The programs only plan, so helper threads would only compete for the interpreter.
     return called.run(tasks, math.inf)
@@ -417,10 +420,10 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[L
 def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a tensor or a host array as a tensor on a device without elements."""
     check_not_donated(x)
-    made = array_without_elements(x, device, caller)
+    value = array_without_elements(x, device, caller)
     if donated and lacks_elements(x):
         mark_donated(x, caller)
-    return made
+    return value
 
 
 def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpreter, program: Program) -> Any:
@@ -489,12 +492,12 @@ def _places(submeshes: Sequence[Mesh]) -> _Places:
     functions in Python.
     """
     key = tuple(map(id, submeshes))
-    found = _known_places.get(key)
-    if found is None:
+    places = _known_places.get(key)
+    if places is None:
         if len(_known_places) >= _MOST_KNOWN:
             _known_places.clear()  # in one step, as other threads may do the same
-        found = _known_places[key] = _places_of(submeshes)
-    return found
+        places = _known_places[key] = _places_of(submeshes)
+    return places
 
 
 def _places_of(submeshes: Sequence[Mesh]) -> _Places:
@@ -545,20 +548,20 @@ def _described(submesh: Mesh) -> str:
 
 def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
     """Returns the pytree that a call returned, the only item of a list, with tensors in place of arrays."""
-    found: list[Any] = []
-    tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, held.pop())  # type: ignore[func-returns-value]
-    for n in range(len(found)):
-        if here.backend.is_array(found[n]):
-            leaf = [found[n]]
-            found[n] = None
-            found[n] = _adopt(leaf, here, caller, lent)
-        elif is_data(found[n]):  # The remaining arrays are on the host.
-            array = here.backend.from_host(np.asarray(found[n]), here.device)
+    results: list[Any] = []
+    tree = map_leaves(lambda leaf: results.append(leaf) or len(results) - 1, held.pop())  # type: ignore[func-returns-value]
+    for n in range(len(results)):
+        if here.backend.is_array(results[n]):
+            leaf = [results[n]]
+            results[n] = None
+            results[n] = _adopt(leaf, here, caller, lent)
+        elif is_data(results[n]):  # The remaining arrays are on the host.
+            array = here.backend.from_host(np.asarray(results[n]), here.device)
             record_copy(caller, int(array.nbytes), here.device)
             value = here.aval_of(array)
             assert value is not None
-            found[n] = tensor_of(value, (array,), ([],))
-    return map_leaves(found.__getitem__, tree)
+            results[n] = tensor_of(value, (array,), ([],))
+    return map_leaves(results.__getitem__, tree)
 
 
 def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
@@ -569,7 +572,7 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         return held[0]
     if type(held[0]) is not np.ndarray:
         held[0] = backend.asarray(held[0])
-    # What was lent, and what a collective returned, are views.
+    # Lent arrays, and results of collectives, are views.
     own = held[0].base is None if backend.on_host else backend.owns(held[0])
     if not own:
         for one in lent:

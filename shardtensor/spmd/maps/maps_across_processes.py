@@ -92,10 +92,10 @@ def programs_across(program: Program, at: AxisPosition, caller: str) -> Across |
     devices = [_devices_of(run, n) for n in numbers]
     if not is_spanning(tuple(itertools.chain.from_iterable(devices))):
         return None
-    if program.devices != (wanted := _devices_of(run, number)):
+    if program.devices != (expected := _devices_of(run, number)):
         raise BackendError(
             f"{caller}: {program} is call {number} of maps over several processes, and other processes expect it on "
-            f"{', '.join(map(str, wanted))}; give the inner maps all devices of the outer call, in its order"
+            f"{', '.join(map(str, expected))}; give the inner maps all devices of the outer call, in its order"
         )
     return Across(numbers, sum(not is_elsewhere(own) for own in devices))
 
@@ -130,17 +130,17 @@ def _devices_of(run: MapRun, number: int) -> Devices:
     return devices[first : first + max(len(devices) // inner, 1)]
 
 
-def met(found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
+def met(pending: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
     """Executes the collectives of programs of several processes in which all programs have arrived, and returns the
     results of each for all programs. The others go on waiting.
 
     Raises:
         CollectiveError: in none of them all programs have arrived, so that no program can continue.
     """
-    waiting = next((program for r in found for program in r.arrived), None)
+    waiting = next((program for r in pending for program in r.arrived), None)
     with calling_from(_frame_of(waiting)):  # The thread that runs this may have no frame of the user's program.
-        rows = _exchanged([_described(r) for r in found])
-    return _executed(rows, found)
+        rows = _exchanged([_described(r) for r in pending])
+    return _executed(rows, pending)
 
 
 def _exchanged(record: Any) -> list[Any]:
@@ -158,14 +158,14 @@ def _parsed(text: str) -> Any:
     return json.loads(text)
 
 
-def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
+def _executed(rows: Sequence[Any], pending: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
     """Executes the collectives that the processes can; see `met`.
 
     Args:
         rows: what the programs of each process do.
-        found: the collectives in which those of this process wait.
+        pending: the collectives in which those of this process wait.
     """
-    own = {rendezvous.numbers: rendezvous for rendezvous in found}
+    own = {rendezvous.numbers: rendezvous for rendezvous in pending}
     groups: dict[tuple[int, ...], _Collective] = {}
     waiting = [row for row in rows if isinstance(row, list)]
     known = [{call for _, call, _ in row} for row in waiting]
@@ -175,12 +175,12 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
         group.kinds.update({int(k): kinds for k, kinds in members.items()})
     ready = sorted(n for n, group in groups.items() if len(group.calls) == 1 and len(group.kinds) == len(n))
     if not ready:
-        raise _apart(groups, found)
+        raise _apart(groups, pending)
     results = []
     for numbers in ready:
         (call,), kinds = groups[numbers]
         mine, job = own.get(numbers), connected("a collective of a map")
-        like = mine or next((r for r in found if _call_of(r) == call), None)
+        like = mine or next((r for r in pending if _call_of(r) == call), None)
         if like is None:
             job.accompany(call)
             continue
@@ -191,17 +191,17 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
             contributions.append(here or (devices, [_decoded(x, devices) for x in kinds[k]], ()))
         all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
         with job.settled() if all_know else job.accompanied(call):
-            made = like.call.work(contributions)
+            outputs = like.call.work(contributions)
         if mine is not None:
-            results.append((mine, made))
+            results.append((mine, outputs))
     return results
 
 
-def _apart(groups: dict[tuple[int, ...], _Collective], found: Sequence[Rendezvous]) -> CollectiveError:
+def _apart(groups: dict[tuple[int, ...], _Collective], pending: Sequence[Rendezvous]) -> CollectiveError:
     """Returns the error of collectives in none of which all programs have arrived, the same in all processes: all of
     them raise it.
     """
-    own = {(_place_of(program), r.call.description, _call_of(r)) for r in found for program in r.arrived}
+    own = {(_place_of(program), r.call.description, _call_of(r)) for r in pending for program in r.arrived}
     rows = _exchanged_places(sorted(own))
     shown = 2 if len({call for row in rows for _, call, _ in row}) == 1 else 1  # Only the operands differ.
     entries: dict[str, list[int]] = {}
@@ -328,13 +328,13 @@ def results_across(results: Sequence[Any], across: Sequence[Devices], caller: st
         return list(results)
     first = next(iter(own.values()))
     record = {n: (str(form_of(x)), _result_kinds(x, across[n], caller)) for n, x in own.items()}
-    made = list(results)
-    for key, (form, given) in itertools.chain.from_iterable(row.items() for row in _ended(record, caller)):
+    all_results = list(results)
+    for key, (form, kinds) in itertools.chain.from_iterable(row.items() for row in _ended(record, caller)):
         if form != str(form_of(first)):
             raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {form_of(first)}")
         if int(key) not in own:
-            made[int(key)] = replaced(first, [_elsewhere(kind, across[int(key)], caller) for kind in given])
-    return made
+            all_results[int(key)] = replaced(first, [_elsewhere(kind, across[int(key)], caller) for kind in kinds])
+    return all_results
 
 
 def _ended(record: Any, caller: str) -> Sequence[Any]:
@@ -354,8 +354,8 @@ def _ended(record: Any, caller: str) -> Sequence[Any]:
     numbers = (_number_of(run.extents, program.coordinates),) * count
     key = "end", run.axes, program.coordinates
     call = CollectiveCall(f"the end of {caller}", key, count, _rows_of, across=Across(numbers, 1))
-    found: Sequence[Any] = program.meet(call, engine.process_index, ((), [_Text(json.dumps(record))], ()))
-    return found
+    results: Sequence[Any] = program.meet(call, engine.process_index, ((), [_Text(json.dumps(record))], ()))
+    return results
 
 
 def _rows_of(contributions: Sequence[Any]) -> Sequence[Any]:
@@ -378,11 +378,11 @@ def _result_kinds(result: Any, devices: Devices, caller: str) -> list[Any]:
 
 def _elsewhere(kind: Any, devices: Devices, caller: str) -> Any:
     """Returns what stands for a result of a program of another process: for an array, a tensor."""
-    found = _decoded(kind, devices)
-    if type(found) is not RemoteArray:
-        return found
-    value = aval(found.shape, found.dtype, as_sharding(devices[0], found.ndim, caller), True)
-    return tensor_of(value, (found,))
+    result = _decoded(kind, devices)
+    if type(result) is not RemoteArray:
+        return result
+    value = aval(result.shape, result.dtype, as_sharding(devices[0], result.ndim, caller), True)
+    return tensor_of(value, (result,))
 
 
 def twins_here(

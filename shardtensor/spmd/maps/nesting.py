@@ -26,7 +26,7 @@ class Call:
     """The arguments of one call of a mapped function.
 
     Attributes:
-        given: the arguments, keyword arguments after the positional ones.
+        arguments: the arguments, keyword arguments after the positional ones.
         positional: the number of positional arguments.
         static: the numbers of the arguments that the function receives unchanged.
         lists: the lists of shards among the other arguments.
@@ -36,23 +36,23 @@ class Call:
         ArgumentError: ``static_argnums`` contains a number that no positional argument has.
     """
 
-    def __init__(self, given: Sequence[Any], positional: int, static_argnums: int | Sequence[int]) -> None:
-        self.given = given
+    def __init__(self, arguments: Sequence[Any], positional: int, static_argnums: int | Sequence[int]) -> None:
+        self.arguments = arguments
         self.positional = positional
         static = self.static = _static(static_argnums, positional)
-        self.lists = [x for i, x in enumerate(given) if type(x) is list and i not in static]
+        self.lists = [x for i, x in enumerate(arguments) if type(x) is list and i not in static]
 
     def item(self, number: int, static_argnums: int | Sequence[int]) -> Call:
         """Returns the arguments that call ``number`` of a map over lists passes to a map nested directly in it."""
-        given = [x[number] if i not in self.static and type(x) is list else x for i, x in enumerate(self.given)]
-        return Call(given, self.positional, static_argnums)
+        arguments = [x[number] if i not in self.static and type(x) is list else x for i, x in enumerate(self.arguments)]
+        return Call(arguments, self.positional, static_argnums)
 
     def sliced(self, cuts: Sequence[Sequence[Cut]], static_argnums: int | Sequence[int]) -> Call:
         """Returns the arguments that the calls of a map over arrays pass to a map nested directly in it: arrays of the
         right shapes.
         """
-        given = [_sliced(x, found) if found else x for x, found in zip(self.given, cuts, strict=True)]
-        return Call(given, self.positional, static_argnums)
+        arguments = [_sliced(x, x_cuts) if x_cuts else x for x, x_cuts in zip(self.arguments, cuts, strict=True)]
+        return Call(arguments, self.positional, static_argnums)
 
 
 def _sliced(argument: Any, cuts: Sequence[Cut]) -> Any:
@@ -60,14 +60,14 @@ def _sliced(argument: Any, cuts: Sequence[Cut]) -> Any:
     return replaced(argument, parts)
 
 
-def _static(given: int | Sequence[int], count: int) -> frozenset[int]:
-    if type(given) is tuple and not given:  # The default.
+def _static(argnums: int | Sequence[int], count: int) -> frozenset[int]:
+    if type(argnums) is tuple and not argnums:  # The default.
         return frozenset()
     try:
-        numbers = [given] if isinstance(given, int) else [n.__index__() for n in given]
+        numbers = [argnums] if isinstance(argnums, int) else [n.__index__() for n in argnums]
     except (TypeError, AttributeError):
         raise ArgumentTypeError(
-            f"pmap: static_argnums is {given!r:.60}; wanted an integer, or a sequence of them"
+            f"pmap: static_argnums is {argnums!r:.60}; wanted an integer, or a sequence of them"
         ) from None
     for n in numbers:
         if not -count <= n < count:
@@ -184,10 +184,10 @@ def assigned(row: tuple[Device, ...], demands: Sequence[int]) -> list[Mesh]:
     """
     total = max(sum(demands), 1)
     ends = offsets(total, (min(total, len(row)),))[1:]
-    made, at = [], 0
+    meshes, at = [], 0
     for demand in demands:
         inside = [min(at, total - 1), min(at + max(demand, 1), total) - 1]
         first, last = np.searchsorted(ends, inside, side="right").tolist()
-        made.append(mesh_of(row[first : last + 1]))
+        meshes.append(mesh_of(row[first : last + 1]))
         at += demand
-    return made
+    return meshes

@@ -51,7 +51,7 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, call
         ShapeError: the shapes do not fit together, or arrays that must be equal differ.
         AxisError: a spec has more dimensions than the arrays.
         ArgumentError: the spec of a leaf is None, and the leaf is not.
-        ArgumentTypeError: a leaf is no array.
+        ArgumentTypeError: a leaf is not an array.
     """
     whole = []
     columns = zip(*[leaves(tree) for tree in results], strict=True)

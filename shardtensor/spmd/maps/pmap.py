@@ -149,7 +149,7 @@ def pmap(
         ShardingError: more slices than devices (in a map: than the enclosing call owns); ``axis_name`` is bound by an
             enclosing map; in a job of several processes, neither ``devices`` nor a tensor says in which processes the
             devices are.
-        ArgumentTypeError: ``fn`` is no function; an axis, an axis name or a leaf is of the wrong type.
+        ArgumentTypeError: ``fn`` is not a function; an axis, an axis name or a leaf is of the wrong type.
         ArgumentError: ``in_axes`` or ``out_axes`` do not match the form of the arguments or results; no argument is
             mapped; ``donate`` without lists, or with host arrays in them.
         AxisError: an array or a result has no such axis.
@@ -214,13 +214,13 @@ class _Pmap:
 
     def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
         if (self._in_axes, self._out_axes) != (0, 0):
-            self._check_axes_of_lists(call.given, call.static)
+            self._check_axes_of_lists(call.arguments, call.static)
         if self._donate:
-            others = [x for i, x in enumerate(call.given) if type(x) is not list and i not in call.static]
+            others = [x for i, x in enumerate(call.arguments) if type(x) is not list and i not in call.static]
             check_donated(call.lists, "pmap", "lists", others)
         count = _length(call.lists)
         columns = []
-        for i, argument in enumerate(call.given):
+        for i, argument in enumerate(call.arguments):
             mapped = type(argument) is list and i not in call.static
             item = Unmapped(argument) if i in call.static else argument
             columns.append(MappedArgument(item, mapped, self._donate and mapped))
@@ -229,17 +229,17 @@ class _Pmap:
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
-        given: list[Mesh | None] = [None] * count
+        meshes: list[Mesh | None] = [None] * count
         for column in call.lists if self._devices is None else ():
-            given = [
-                found or (item._aval.sharding.mesh if type(item) is ShardedTensor else _submesh_of(item))
-                for found, item in zip(given, column, strict=True)
+            meshes = [
+                mesh or (item._aval.sharding.mesh if type(item) is ShardedTensor else _submesh_of(item))
+                for mesh, item in zip(meshes, column, strict=True)
             ]
-        if given and all(given):
-            submeshes: list[Mesh] = given  # type: ignore[assignment]
+        if meshes and all(meshes):
+            submeshes: list[Mesh] = meshes  # type: ignore[assignment]
             return submeshes, submeshes
         rows = _rows(_grid_of(self._devices))
-        if self._devices is None and not any(given):
+        if self._devices is None and not any(meshes):
             row = tuple([submesh.flat[0] for submesh in rows])
             if self._inner is not None:
                 mine = nesting.assigned(row, self._demands(call))
@@ -248,7 +248,7 @@ class _Pmap:
                 return rows[:count], shares(row, count)
         ends = offsets(count, (len(rows),)).tolist()
         numbers = [k for k, (a, b) in enumerate(itertools.pairwise(ends)) for _ in range(b - a)]
-        submeshes = [found or rows[k] for found, k in zip(given, numbers, strict=True)]
+        submeshes = [mesh or rows[k] for mesh, k in zip(meshes, numbers, strict=True)]
         return submeshes, submeshes
 
     def _demands(self, call: Call) -> list[int]:
@@ -268,7 +268,7 @@ class _Pmap:
         """The mapped function that this one maps directly, if its devices are those of the enclosing call."""
         return self._fn if type(self._fn) is _Pmap and self._fn._devices is None else None
 
-    def _check_axes_of_lists(self, given: Sequence[Any], static: frozenset[int]) -> None:
+    def _check_axes_of_lists(self, arguments: Sequence[Any], static: frozenset[int]) -> None:
         """Checks that ``in_axes`` is 0 for lists and None for other arguments, and that ``out_axes`` is the default;
         raises ArgumentError otherwise.
         """
@@ -277,10 +277,10 @@ class _Pmap:
                 f"pmap: out_axes is {self._out_axes!r}, and a map over lists returns a list; join it with st.stack or "
                 "st.unshard"
             )
-        in_axes = list(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else [self._in_axes] * len(given)
-        for i, argument in enumerate(given):
-            wanted = 0 if type(argument) is list else None
-            if i not in static and (i >= len(in_axes) or in_axes[i] != wanted):
+        in_axes = list(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else [self._in_axes] * len(arguments)
+        for i, argument in enumerate(arguments):
+            axis = 0 if type(argument) is list else None
+            if i not in static and (i >= len(in_axes) or in_axes[i] != axis):
                 raise ArgumentError(
                     f"pmap: in_axes is {self._in_axes!r}; where lists of shards are given, wanted 0 for each list and "
                     "None for any other argument"
@@ -298,7 +298,7 @@ class _Pmap:
         count = levels.sizes[0]
         grid, owned = self._grid(levels)
         columns = []
-        for i, (argument, cuts) in enumerate(zip(call.given, levels.cuts, strict=True)):
+        for i, (argument, cuts) in enumerate(zip(call.arguments, levels.cuts, strict=True)):
             mapped = any(cut.axes[0] is not None for cut in cuts)
             items = Unmapped(argument) if i in call.static else argument
             columns.append(MappedArgument(_slices(argument, cuts, grid, count) if mapped else items, mapped))
@@ -343,8 +343,8 @@ class _Pmap:
                 f"pmap: in_axes has {counted(len(in_axes), 'entry', 'entries')} for {counted(positional, 'argument')}; "
                 "wanted one for each, or one for all"
             )
-        cuts: list[list[Cut]] = [[] for _ in call.given]
-        for i, argument in enumerate(call.given):
+        cuts: list[list[Cut]] = [[] for _ in call.arguments]
+        for i, argument in enumerate(call.arguments):
             if i in call.static:
                 continue
             entry = in_axes[i] if i < positional else 0
@@ -369,18 +369,18 @@ class _Pmap:
                     f"pmap: {counted(count, 'slice')} for {counted(grid.axis_sizes[0], 'device')}; wanted one for each"
                 )
             return grid, _rows(grid)
-        wanted = math.prod(levels.sizes)
+        total = math.prod(levels.sizes)
         mesh = default_mesh().flat
         cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
         there = [cut for cut in cuts if isinstance(cut.array, ShardedTensor) and _is_placed(cut.array)]
-        placed = next((cut.devices() for cut in there if cut.array.sharding.mesh.size == wanted), None)
+        placed = next((cut.devices() for cut in there if cut.array.sharding.mesh.size == total), None)
         if placed is None and is_spanning(mesh) and current() is None:
             raise ShardingError(_ambiguous(levels.sizes, mesh))
         row = own_devices(mesh)
-        if placed is None and wanted > len(row):
+        if placed is None and total > len(row):
             raise ShardingError(_too_many(levels.sizes, row))
         # Computation follows data: the devices of a committed tensor take precedence over the default mesh.
-        grid = grid_of(placed or row[:wanted], levels.sizes, levels.names)
+        grid = grid_of(placed or row[:total], levels.sizes, levels.names)
         shared = placed is None and len(levels.sizes) == 1
         return grid, shares(row, count) if shared else _rows(grid)
 
@@ -456,9 +456,9 @@ def _grid_under(column: Sequence[Any], grid: Mesh, owned: Sequence[Mesh]) -> Mes
 def _with_axis(column: Sequence[Any], at: int) -> list[Any]:
     """Returns the results of all calls with a new dimension, along which they are stacked."""
     index = (slice(None),) * at + (None,)
-    made = iter(unsqueeze_each([leaf for leaf in column if isinstance(leaf, ShardedTensor)], at))
+    tensors = iter(unsqueeze_each([leaf for leaf in column if isinstance(leaf, ShardedTensor)], at))
     return [
-        next(made) if isinstance(leaf, ShardedTensor) else None if leaf is None else np.asarray(leaf)[index]
+        next(tensors) if isinstance(leaf, ShardedTensor) else None if leaf is None else np.asarray(leaf)[index]
         for leaf in column
     ]
 
@@ -553,5 +553,5 @@ def _submesh_of(item: Any) -> Mesh | None:
     submeshes = filter(None, map(_submesh_of, inside))
     if type(item) is not list:
         return next(submeshes, None)
-    devices = tuple(dict.fromkeys(device for found in submeshes for device in found.flat))
+    devices = tuple(dict.fromkeys(device for mesh in submeshes for device in mesh.flat))
     return mesh_of(devices) if devices else None

@@ -116,17 +116,17 @@ def shard_map(
     if in_specs is not _OWN:
         _check_specs(in_specs, "in_specs", "an argument that is passed unchanged")
     _check_specs(out_specs, "out_specs", "a result that is None")
-    given = _given_names(axis_names)
+    names = _mapped_names(axis_names)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        here, over = _mesh_here(mesh or default_mesh(), given, mesh is not None)
+        here, over = _mesh_here(mesh or default_mesh(), names, mesh is not None)
         return _run(f, args, here, over, in_specs, out_specs, check_vma, mesh is not None)
 
     return mapped
 
 
-def _given_names(axis_names: Any) -> Chain | None:
+def _mapped_names(axis_names: Any) -> Chain | None:
     if axis_names is None or isinstance(axis_names, str):
         return None if axis_names is None else (axis_names,)
     if not isinstance(axis_names, (tuple, list, set, frozenset)):
@@ -190,16 +190,16 @@ def _own_specs(argument: Any, mesh: Mesh, over: Chain, what: str) -> list[Partit
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:
     """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
     rows: list[list[ShardedTensor] | None] = []
-    found = leaves(argument)
-    for leaf, spec, path in zip(found, specs, paths(argument, what), strict=True):
+    values = leaves(argument)
+    for leaf, spec, path in zip(values, specs, paths(argument, what), strict=True):
         whole = spec is None or (type(leaf) in SCALARS and not spec.chains)  # Python scalars stay weakly typed.
         rows.append(None if whole else _blocks(leaf, spec, mesh, over, path))
     count = max([len(row) for row in rows if row is not None], default=0)
-    same = [() if spec is None else (leaf,) for leaf, spec in zip(found, specs, strict=True)]
+    same = [() if spec is None else (leaf,) for leaf, spec in zip(values, specs, strict=True)]
     if not count:
         return MappedArgument(Unmapped(argument, tuple(itertools.chain.from_iterable(same))), False)
     held = [
-        [Unmapped(leaf, own)] * count if row is None else row for leaf, row, own in zip(found, rows, same, strict=True)
+        [Unmapped(leaf, own)] * count if row is None else row for leaf, row, own in zip(values, rows, same, strict=True)
     ]
     return MappedArgument([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
 

@@ -98,7 +98,7 @@ def smap(
 
     Raises:
         ArgumentError: the entries do not match the arguments, no argument is split, or tuples have different lengths.
-        ArgumentTypeError: ``fn`` is no function; ``axes`` is of the wrong type; a result is no array.
+        ArgumentTypeError: ``fn`` is not a function; ``axes`` is of the wrong type; a result is not an array.
         AxisError: an argument has no such axis.
         ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not
             fit the others.
@@ -143,8 +143,7 @@ def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
     """Returns the names of the grid's axes; an empty tuple where none are given."""
     if axis_name is None:
         return ()
-    given = axis_name if isinstance(axis_name, (list, tuple)) else (axis_name,)
-    names = tuple(given)
+    names = tuple(axis_name) if isinstance(axis_name, (list, tuple)) else (axis_name,)
     if len(names) != rank or not all(isinstance(n, str) and n for n in names):
         raise ArgumentError(
             f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {counted(rank, 'grid axis', 'grid axes')}"
@@ -159,11 +158,11 @@ def _measured(
     from the start; and for each grid axis the size of the dimensions that it splits.
     """
     sizes: list[int | None] = [None] * rank
-    arrays, found = [], []
+    arrays, new_entries = [], []
     for number, (argument, entry) in enumerate(zip(args, entries, strict=True)):
         if all(axis is None for axis in entry):
             arrays.append(argument)
-            found.append(entry)
+            new_entries.append(entry)
             continue
         if isinstance(argument[0] if type(argument) in (list, tuple) and argument else argument, Key):
             raise key_is_not_split(f"smap: argument {number}", "None for it in axes")
@@ -182,8 +181,8 @@ def _measured(
                     f"grid axis {k} splits {sizes[k]} of an argument before it; wanted equal sizes"
                 )
             sizes[k] = sizes[k] if axis is None else array.shape[axis]
-        found.append(at)
-    return arrays, found, sizes
+        new_entries.append(at)
+    return arrays, new_entries, sizes
 
 
 def _spec(entry: Entry, ndim: int, mesh: Mesh) -> PartitionSpec:
@@ -200,31 +199,31 @@ def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
     if not isinstance(axes, (list, tuple)):
         raise ArgumentTypeError(f"smap: axes is {type_text(axes)}; wanted a list with one entry for each argument")
     flat = all(a is None or isinstance(a, int) for a in axes)
-    given = [tuple(axes)] if len(args) == 1 and len(axes) > 1 and flat else list(axes)
-    if len(given) != len(args):
+    rows = [tuple(axes)] if len(args) == 1 and len(axes) > 1 and flat else list(axes)
+    if len(rows) != len(args):
         raise ArgumentError(
-            f"smap: axes has {counted(len(given), 'entry', 'entries')} for {counted(len(args), 'argument')}; give one "
+            f"smap: axes has {counted(len(rows), 'entry', 'entries')} for {counted(len(args), 'argument')}; give one "
             "for each, None for a whole one"
         )
-    rank = max((len(a) for a in given if isinstance(a, tuple)), default=1)
-    entries = [_entry(a, rank) for a in given]
+    rank = max((len(a) for a in rows if isinstance(a, tuple)), default=1)
+    entries = [_entry(a, rank) for a in rows]
     if all(axis is None for entry in entries for axis in entry):
         raise ArgumentError("smap: no argument is split; give an axis for at least one")
     return entries, rank
 
 
-def _entry(given: Any, rank: int) -> Entry:
-    if given is None:
+def _entry(axes: Any, rank: int) -> Entry:
+    if axes is None:
         return (None,) * rank
-    entry = (given,) if isinstance(given, int) and rank == 1 else given
+    entry = (axes,) if isinstance(axes, int) and rank == 1 else axes
     if not isinstance(entry, tuple) or not all(a is None or isinstance(a, int) for a in entry):
         raise ArgumentError(
-            f"smap: {given!r} is not an entry of axes for a grid of {counted(rank, 'axis', 'axes')}; wanted an axis, "
+            f"smap: {axes!r} is not an entry of axes for a grid of {counted(rank, 'axis', 'axes')}; wanted an axis, "
             f"None, or a tuple of {rank}"
         )
     if len(entry) != rank:
         raise ArgumentError(
-            f"smap: {given!r} has {counted(len(entry), 'entry', 'entries')} and another argument {rank}; each names "
+            f"smap: {axes!r} has {counted(len(entry), 'entry', 'entries')} and another argument {rank}; each names "
             "every grid axis"
         )
     return entry

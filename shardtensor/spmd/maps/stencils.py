@@ -77,7 +77,7 @@ def map_overlap(
 
     Raises:
         ArgumentError: ``depth`` is negative, or has another length than x has dimensions; ``boundary`` is unknown.
-        ArgumentTypeError: ``fn`` is no function, ``depth`` no integer, or x no array.
+        ArgumentTypeError: ``fn`` is not a function, ``depth`` not an integer, or x not an array.
         ShapeError: ``depth`` is larger than the dimension, arrays differ in shape, or a result has another shape.
         RangeError: ``boundary`` is a number that x's dtype cannot represent.
         Exception: an error that ``fn`` raises, with a note of the shard and the device.
@@ -114,16 +114,16 @@ def _read_spec(x: ShardedTensor) -> PartitionSpec:
 
 def _on_blocks(fn: Callable[..., Any], depth: Shape, *blocks: Any) -> Any:
     """Calls ``fn`` on the blocks of one device, and removes the halos of its results."""
-    given = tuple(blocks[0].shape)
-    inner = tuple([n - 2 * d for n, d in zip(given, depth, strict=True)])
+    outer = tuple(blocks[0].shape)
+    inner = tuple([n - 2 * d for n, d in zip(outer, depth, strict=True)])
     index = tuple([slice(d, d + n) for n, d in zip(inner, depth, strict=True)])
 
     def without_halo(leaf: Any) -> Any:
         check_array(leaf, "map_overlap: the result")
         shape = tuple(np.shape(leaf))
-        if shape not in (given, inner):
+        if shape not in (outer, inner):
             raise ShapeError(
-                f"map_overlap: fn returned an array of shape {shape}; wanted {given} or, without halo, {inner}"
+                f"map_overlap: fn returned an array of shape {shape}; wanted {outer} or, without halo, {inner}"
             )
         return leaf if shape == inner else leaf[index]
 
@@ -242,5 +242,5 @@ def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
     columns = [MappedArgument(with_windows(a, windows), True), MappedArgument(ends, True)]
     submeshes = [mesh_of((device,)) for device in mesh.flat]
     results = map_shards(columns, on_device, submeshes, submeshes, "convolve", mesh.axis_names, mesh.axis_sizes)
-    made: ShardedTensor = joined(results, lambda _: [spec], mesh, mesh.axis_names, "convolve", check=False)
-    return made
+    result: ShardedTensor = joined(results, lambda _: [spec], mesh, mesh.axis_names, "convolve", check=False)
+    return result

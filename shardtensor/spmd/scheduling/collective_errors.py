@@ -30,17 +30,17 @@ def error_for(error: BaseException, call: CollectiveCall, program: Program) -> B
     return RecursionError(text) if isinstance(error, RecursionError) else CollectiveError(text)
 
 
-def deadlock(found: Sequence[Rendezvous], runs: Sequence[MapRun]) -> str:
+def deadlock(pending: Sequence[Rendezvous], runs: Sequence[MapRun]) -> str:
     """Returns the message for programs that wait for each other: it names each device and the call in which it waits.
 
     Args:
-        found: every rendezvous, in order.
+        pending: every rendezvous, in order.
         runs: all maps.
     """
     waiting: dict[str, list[str]] = {}
-    for rendezvous in found:
+    for rendezvous in pending:
         waiting.setdefault(rendezvous.call.description, []).extend(map(str, rendezvous.arrived))
-    gone = list(dict.fromkeys(label for rendezvous in found for label in _returned(rendezvous, runs)))
+    gone = list(dict.fromkeys(label for rendezvous in pending for label in _returned(rendezvous, runs)))
     reports = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
     reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
     return (
@@ -56,15 +56,15 @@ def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
     """
     key_at = rendezvous.call.key_at
     axes = rendezvous.arrived[0].run.axes
-    found = []
+    labels = []
     for run in runs:
         depth = len(run.axes)
         if run.axes == axes[:depth]:
             inner = {member.coordinates[depth:] for member in rendezvous.arrived}
-            found += [
+            labels += [
                 run.labels[number]
                 for number in range(len(run.tasks))
                 if number not in run.live
                 and (key_at is None or any(key_at(run.coordinates(number) + at) == rendezvous.call.key for at in inner))
             ]
-    return found
+    return labels

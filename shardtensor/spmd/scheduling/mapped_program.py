@@ -394,7 +394,7 @@ class Program:
         finally:
             self.thread.inside = True
 
-    def _pause(self, context: ExecutionContext | None, method: Callable[..., bool], *given: Any) -> Any:
+    def _pause(self, context: ExecutionContext | None, method: Callable[..., bool], *args: Any) -> Any:
         """Suspends the program, has the scheduler call one of its methods with the program and further arguments, and
         waits until it resumes the program; returns the result or raises the error of the wait.
 
@@ -407,7 +407,7 @@ class Program:
         if context is not None:
             context.suspend(thread)
         self.suspended = thread.current()
-        request = thread.request = method, (self, *given)
+        request = thread.request = method, (self, *args)
         try:
             thread.main.switch()
         except BaseException as raised:
@@ -418,7 +418,7 @@ class Program:
                 raised.add_note(f"in {self.pending.call.description}")
             self.run.scheduler.withdraw(self, f"{self} failed there: {raised!r}")
             raise
-        del request, given  # They may contain an error, whose traceback refers to this frame.
+        del request, args  # They may contain an error, whose traceback refers to this frame.
         thread.running = self
         error, result, self.error, self.result = self.error, self.result, None, None
         if context is not None and type(result) is not Rendezvous:

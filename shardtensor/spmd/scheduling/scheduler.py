@@ -231,10 +231,10 @@ class Scheduler:
     def _next(self, thread: WorkerThread) -> greenlet | None:
         """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
         if thread.request is not None:
-            (method, given), thread.request = thread.request, None
-            program: Program = given[0]
+            (method, args), thread.request = thread.request, None
+            program: Program = args[0]
             try:
-                if method(*given):
+                if method(*args):
                     return program.suspended
             except BaseException as error:  # Raised again in the program.
                 program.error = error
@@ -255,7 +255,7 @@ class Scheduler:
                     return worker(thread.main, thread.idle, functools.partial(self.start, thread))
             self._busy -= 1
             try:
-                if not self._busy and not self._ready:
+                if not self._busy and not self._ready:  # All programs wait: a deadlock, unless other processes answer.
                     if not self._meet_processes():
                         self._release_all()
                 elif self._changed:
@@ -443,22 +443,22 @@ class Scheduler:
         """Executes the collectives with programs of other processes in which all programs have arrived, if some wait in
         such collectives, and returns whether it did. The lock is held.
         """
-        found = [rendezvous for rendezvous in self.pending_rendezvous.values() if rendezvous.numbers]
-        if not found:
+        pending = [rendezvous for rendezvous in self.pending_rendezvous.values() if rendezvous.numbers]
+        if not pending:
             return False
         from shardtensor.spmd.maps.maps_across_processes import met  # Few programs need it.
 
         try:
-            results = met(found)
+            results = met(pending)
         except BaseException as error:
-            for rendezvous in found:
+            for rendezvous in pending:
                 del self.pending_rendezvous[rendezvous.call.key]
                 for member in rendezvous.arrived:
                     self.release(member, error_for(error, rendezvous.call, member))
             return True
-        for rendezvous, made in results:
+        for rendezvous, values in results:
             del self.pending_rendezvous[rendezvous.call.key]
-            for waiting, result in zip(rendezvous.members, made, strict=True):
+            for waiting, result in zip(rendezvous.members, values, strict=True):
                 if waiting is not None:
                     self.resume(waiting, result)
         return True
@@ -468,10 +468,10 @@ class Scheduler:
         which it waits.
         """
         # In the order of the programs, which the timing of the threads does not change.
-        found = sorted(self.pending_rendezvous.values(), key=lambda r: r.arrived[0].coordinates)
-        assert found, "no program is ready, none waits for another, and not all are done"
-        why = deadlock(found, self.runs)
-        for rendezvous in found:
+        pending = sorted(self.pending_rendezvous.values(), key=lambda r: r.arrived[0].coordinates)
+        assert pending, "no program is ready, none waits for another, and not all are done"
+        why = deadlock(pending, self.runs)
+        for rendezvous in pending:
             for program in rendezvous.arrived:
                 program.run.failed = program.run.failed or why
             self._dissolve(rendezvous, why)

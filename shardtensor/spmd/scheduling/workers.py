@@ -52,9 +52,9 @@ def worker(main: greenlet, idle: list[greenlet], job: Callable[[], None]) -> gre
 
     If it is a worker of an earlier map, it may end instead without having called the job.
     """
-    made: greenlet = idle.pop() if idle else greenlets().greenlet(_work)
-    made.job = main, idle, job
-    return made
+    result: greenlet = idle.pop() if idle else greenlets().greenlet(_work)
+    result.job = main, idle, job
+    return result
 
 
 def _work() -> None:

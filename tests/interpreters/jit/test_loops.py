@@ -57,7 +57,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_python(f: Body, *args: Any) -> Any:
     """Calls a function in which Python runs the trips of all loops."""
-    with mock.patch.object(c_loops.CLoop, "_made", return_value=None):
+    with mock.patch.object(c_loops.CLoop, "_results", return_value=None):
         return f(*args)
 
 

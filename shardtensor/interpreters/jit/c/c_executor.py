@@ -123,10 +123,12 @@ class CompiledKernel:
 
     def prepared(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> Prepared | None:
         """Returns a call of the kernel on these arrays; None if an array has to be copied."""
-        given = checked(self.kernel, shape, inputs, outputs)
-        arrays, _ = separated(list(given), outputs)
+        originals = checked(self.kernel, shape, inputs, outputs)
+        arrays, _ = separated(list(originals), outputs)
         operands = [*arrays, *outputs]
-        if any(x is not y for x, y in zip(arrays, given, strict=True)) or not all(x.flags.aligned for x in operands):
+        if any(x is not y for x, y in zip(arrays, originals, strict=True)) or not all(
+            x.flags.aligned for x in operands
+        ):
             return None
         key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
         geometry = self._geometries.get(key) or self._add_geometry(key, shape, operands)
@@ -134,12 +136,12 @@ class CompiledKernel:
         return Prepared(self.library, self._function, geometry, pointers, operands, self._line)
 
     def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
-        made = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
-        made.seconds = math.prod(shape) * self._seconds + BYTE * sum([x.nbytes for x in operands])
+        geometry = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
+        geometry.seconds = math.prod(shape) * self._seconds + BYTE * sum([x.nbytes for x in operands])
         if len(self._geometries) >= _LAYOUTS:
             self._geometries.clear()
-        self._geometries[key] = made
-        return made
+        self._geometries[key] = geometry
+        return geometry
 
     def _divide(self, geometry: _Geometry, pointers: Any) -> None:
         """Runs the function for all elements or rows, in several threads if it takes long."""
@@ -253,8 +255,8 @@ def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
         several = calls[begin : begin + STEPS]
         narrowing = reach * (len(several) - 1)
         seconds = sum(call.geometry.seconds for call in several)
-        wanted = max(2 * num_threads(), int(seconds / _CHUNK))
-        chunks = max(min(wanted, rows // (_WIDTH * narrowing + max(_BAND // inner, 1))), 1)
+        ideal = max(2 * num_threads(), int(seconds / _CHUNK))
+        chunks = max(min(ideal, rows // (_WIDTH * narrowing + max(_BAND // inner, 1))), 1)
         ends = np.linspace(0, rows, chunks + 1).astype(np.int64).tolist()
         tables = [_tasks(several, inner, reach, a, b, rows) for a, b in itertools.pairwise(ends)]
         tables += [_between(several, inner, reach, end) for end in ends[1:-1]]
@@ -283,10 +285,10 @@ def _tasks(calls: Sequence[Prepared], inner: int, reach: int, begin: int, end: i
 
 def _between(calls: Sequence[Prepared], inner: int, reach: int, end: int) -> npt.NDArray[np.int64]:
     """Returns the calls for the rows between two chunks, of which the first one ends there."""
-    made = [
+    rows = [
         (*call.addresses(), (end - k * reach) * inner, (end + k * reach) * inner) for k, call in enumerate(calls) if k
     ]
-    return np.array(made, np.int64).reshape(-1, 5)
+    return np.array(rows, np.int64).reshape(-1, 5)
 
 
 class _Geometry:
@@ -326,10 +328,10 @@ class _Geometry:
     def _is_flat(kernel: Kernel, columns: Sequence[tuple[int, list[int]]]) -> bool:
         if len(columns) != 1:
             return False
-        moving = [given.varies[-1] for given in kernel.inputs] + [True] * len(kernel.outputs)
+        moving = [operand.varies[-1] for operand in kernel.inputs] + [True] * len(kernel.outputs)
         dtypes = [dtype for dtype, _ in (*kernel.operands, *kernel.results)]
-        wanted = [dtype.itemsize if m else 0 for m, dtype in zip(moving, dtypes, strict=True)]
-        return columns[0][1] == wanted
+        strides = [dtype.itemsize if m else 0 for m, dtype in zip(moving, dtypes, strict=True)]
+        return columns[0][1] == strides
 
     @staticmethod
     def _contiguous(kernel: Kernel, last: Sequence[tuple[int, list[int]]]) -> int:
@@ -355,8 +357,8 @@ class _Geometry:
         if not kernel.ndim:
             return []
         out = self._strides[len(kernel.inputs)]
-        pattern = [given.varies[-1] for given in kernel.inputs]
-        alike = [d for d in range(kernel.ndim) if [given.varies[d] for given in kernel.inputs] == pattern]
+        pattern = [operand.varies[-1] for operand in kernel.inputs]
+        alike = [d for d in range(kernel.ndim) if [operand.varies[d] for operand in kernel.inputs] == pattern]
         long = [d for d in alike if self._shape[d] > 1] or [kernel.ndim - 1]
         inner = min(reversed(long), key=lambda d: abs(out[d]))
         others = [d for d in range(kernel.ndim) if d != inner and self._shape[d] > 1]
@@ -435,8 +437,8 @@ def compile_kernels(kernels: Sequence[Kernel | LoopFunctions]) -> Compiled:
     Raises:
         BackendError: there is no compiler, or it fails.
     """
-    made: Compiled = {LOOPS: _compiled_loops()} if LOOPS in kernels else {}
-    return made | _compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])
+    compiled: Compiled = {LOOPS: _compiled_loops()} if LOOPS in kernels else {}
+    return compiled | _compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])
 
 
 @functools.cache
@@ -453,16 +455,16 @@ def _compiler() -> Compiler:
 
 def _compiled_kernels(kernels: Sequence[Kernel]) -> Compiled:
     """Returns the compiled kernels, without those that have no expressions in C."""
-    wanted = [kernel for kernel in dict.fromkeys(kernels) if has_c(kernel)]
-    found = {kernel: known for kernel in wanted if (known := _known.get(kernel)) is not None}
-    missing = [kernel for kernel in wanted if kernel not in found]
+    in_c = [kernel for kernel in dict.fromkeys(kernels) if has_c(kernel)]
+    compiled = {kernel: known for kernel in in_c if (known := _known.get(kernel)) is not None}
+    missing = [kernel for kernel in in_c if kernel not in compiled]
     if missing:
-        made = _compiled(missing)
-        found |= made
-        if len(_known) + len(made) > _MOST:
+        new = _compiled(missing)
+        compiled |= new
+        if len(_known) + len(new) > _MOST:
             _known.clear()
-        _known.update(made)
-    return {kernel: found[kernel] for kernel in wanted}
+        _known.update(new)
+    return {kernel: compiled[kernel] for kernel in in_c}
 
 
 def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:

@@ -2,7 +2,8 @@
 
 All nodes of the functions of such a loop are kernels on whole buffers of the host, or arithmetic of addresses and of
 Python numbers. Python runs before and after the trips (see `shardtensor.interpreters.jit.c.c_trips`), and every few
-milliseconds in between, where signals are delivered. What depends on nothing in the loop is computed once, before them.
+milliseconds in between, where signals are delivered. Equations that depend on nothing in the loop are computed once,
+before them.
 
 The kernels, and so the bits, are those of the loop that Python runs: where arrays have to be copied first, where one
 call of a kernel is long enough to be divided over threads, and until the kernels are compiled.
@@ -189,18 +190,18 @@ class CLoop:
         names = [v for v in (*self._loop.results, *self._loop.stacked) if v is not None]
 
         def step(values: Values) -> None:
-            made = self._made(values)
-            if made is None:
+            results = self._results(values)
+            if results is None:
                 alone(values)
                 return
-            for v, x in zip(names, made, strict=True):
+            for v, x in zip(names, results, strict=True):
                 values[v.number] = x
             for number in self._dead:
                 values[number] = None
 
         return step
 
-    def _made(self, values: Values) -> list[Any] | None:
+    def _results(self, values: Values) -> list[Any] | None:
         """Returns the results; None where Python has to run the loop."""
         if reports_errors() or in_job() or any(fused.compiled is None for fused in self._kernels):
             return None  # In a job, processes compare the calls of each trip.
@@ -210,9 +211,9 @@ class CLoop:
         try:
             begin, trips, xs = 0, ENDLESS, []
             if self._loop.is_counted:
-                given, bounds = replace_vars(self._equation.operands[1:], values)
+                sequences, bounds = replace_vars(self._equation.operands[1:], values)
                 begin, end = [operator.index(x) for x in bounds]
-                trips, xs = end - begin, leaves(given)
+                trips, xs = end - begin, leaves(sequences)
         except TypeError:
             return None  # Python's loop raises the error.
         if trips < 1:

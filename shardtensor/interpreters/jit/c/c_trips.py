@@ -116,7 +116,7 @@ class Loop:
         is_counted: whether the number of trips is known before them.
         body, condition: the functions.
         number: the number of the trip in the body; None if it has none.
-        inputs: what the condition, and the body, get of the carry: its leaves, None for one that is no array.
+        inputs: what the condition, and the body, get of the carry: its leaves, None for one that is not an array.
         carry: that of the body.
         slices: the slices in the body.
         after: the leaves of the next carry.
@@ -131,20 +131,20 @@ class Loop:
         self.is_counted = equation.op.name == "counted_loop"
         self.body, self.condition = parts[-1], parts[0] if len(parts) > 1 else None
         first, count = int(self.is_counted), len(leaves(equation.operands[0]))
-        given = [dict(zip(p.program.positions, p.program.inputs, strict=True)) for p in parts]
-        self.inputs = [[values.get(first + k) for k in range(count)] for values in given]
+        by_position = [dict(zip(p.program.positions, p.program.inputs, strict=True)) for p in parts]
+        self.inputs = [[values.get(first + k) for k in range(count)] for values in by_position]
         self.carry = self.inputs[-1]
-        self.number = given[-1].get(0) if self.is_counted else None
+        self.number = by_position[-1].get(0) if self.is_counted else None
         slices = len(leaves(equation.operands[1])) if self.is_counted else 0
-        self.slices = [given[-1].get(first + count + k) for k in range(slices)]
-        made, results = leaves(self.body.program.result), leaves(equation.results)
-        self.after, self.ys = made[:count], made[count:]
+        self.slices = [by_position[-1].get(first + count + k) for k in range(slices)]
+        outputs, results = leaves(self.body.program.result), leaves(equation.results)
+        self.after, self.ys = outputs[:count], outputs[count:]
         self.results, self.stacked = results[:count], results[count:]
         nodes = [node for part in parts for node in part.nodes]
         self.computed = [node[0] for node in nodes if is_number(node[0])]
         known = {self.number, *[e.results for e in self.computed]}
         read = [v for node in nodes if not is_number(node[0]) for e in node for v in e.reads()]
-        returned = [v for v in made if type(v) is Var]
+        returned = [v for v in outputs if type(v) is Var]
         self.numbers = [v for v in dict.fromkeys([*read, *returned]) if v in known]
         bases = {e.results: e.operands[0] for node in self.body.nodes for e in node if e.writes}
         self.windows = {
@@ -154,10 +154,10 @@ class Loop:
     @property
     def returns_arrays(self) -> bool:
         """Whether the body returns an array or a number for each result, and None where there is none."""
-        made, results = [*self.after, *self.ys], [*self.results, *self.stacked]
-        if len(made) != len(results) or not all(v is None or type(v) is Var for v in results):
+        outputs, results = [*self.after, *self.ys], [*self.results, *self.stacked]
+        if len(outputs) != len(results) or not all(v is None or type(v) is Var for v in results):
             return False
-        pairs = zip([*made, *self.carry], [*results, *self.results], strict=True)
+        pairs = zip([*outputs, *self.carry], [*results, *self.results], strict=True)
         return all(type(x) is Var or type(x) in SCALARS if v is not None else x is None for x, v in pairs)
 
 
@@ -192,7 +192,7 @@ class Run:
         xs: Sequence[Any],
     ) -> None:
         self.loop, self.functions, self.numbers, self.around, self.xs = loop, functions, numbers, around, xs
-        self._made: dict[Var, HostArray] = {}
+        self._computed: dict[Var, HostArray] = {}
         self.buffers = [self._buffers(k, x) for k, x in enumerate(init)]
         self.stacks = [None if v is None else memory_pool.empty(v.kind.shape, v.kind.dtype) for v in loop.stacked]
         self.tables = {v: np.empty(_NUMBERS, v.kind) for v in loop.numbers}
@@ -211,18 +211,18 @@ class Run:
             raise Unfit
         if self.loop.after[k] == v:
             return x, x
-        made = [memory_pool.empty(kind.shape, kind.dtype) for _ in (0, 1)]
-        for array in made if k in self.loop.windows else made[:1]:
+        pair = [memory_pool.empty(kind.shape, kind.dtype) for _ in (0, 1)]
+        for array in pair if k in self.loop.windows else pair[:1]:
             blockwise.copy_into(array, x)
-        return made
+        return pair
 
     def array_of(self, v: Var) -> HostArray:
         """Returns the array of a value that every trip computes anew."""
-        found = self._made.get(v)
-        if found is None:
+        array = self._computed.get(v)
+        if array is None:
             assert isinstance(v.kind, Aval)
-            found = self._made[v] = memory_pool.empty(v.kind.shape, v.kind.dtype)
-        return found
+            array = self._computed[v] = memory_pool.empty(v.kind.shape, v.kind.dtype)
+        return array
 
     def run(self) -> None:
         """Runs all trips.
@@ -271,7 +271,7 @@ class Run:
 
     def results(self, init: Sequence[Any]) -> list[Any]:
         """Returns the last carry and the stacked results."""
-        made = []
+        tensors = []
         for k, v in enumerate(self.loop.results):
             if v is None:
                 continue
@@ -279,8 +279,8 @@ class Run:
             if self.loop.after[k] == self.loop.carry[k]:
                 array = blockwise.copied(array)
             x = tensor(v.kind, Storage((array,), ([],)))
-            made.append(mark_array(x) if not v.kind.ndim and self._is_array(k, init) else x)
-        return made + [
+            tensors.append(mark_array(x) if not v.kind.ndim and self._is_array(k, init) else x)
+        return tensors + [
             tensor(v.kind, Storage((array,), ([],)))
             for v, array in zip(self.loop.stacked, self.stacks, strict=True)
             if v is not None
@@ -288,7 +288,7 @@ class Run:
 
     def _is_array(self, k: int, init: Sequence[Any]) -> bool:
         """Whether a leaf of the last carry is one of the first carry, unchanged, that is an array without dimensions:
-        what kernels compute are scalars.
+        the results of kernels are scalars.
         """
         after, carry = self.loop.after, self.loop.carry
         if type(after[k]) is not Var or isinstance(after[k].kind, type):
@@ -348,8 +348,8 @@ class _Variant:
         return array[k, ...], 2 * numbers.step * array.strides[0]
 
     def _add_inputs(self, loop: Loop) -> None:
-        for given in loop.inputs:
-            for leaf, buffers in zip(given, self._run.buffers, strict=True):
+        for part_inputs in loop.inputs:
+            for leaf, buffers in zip(part_inputs, self._run.buffers, strict=True):
                 if leaf is not None:
                     self._arrays[leaf.number] = buffers[self._parity]
         for leaf, x in zip(loop.slices, self._run.xs, strict=True):
@@ -481,5 +481,5 @@ class _Variant:
 
 def _tasks(calls: Sequence[Prepared]) -> npt.NDArray[np.int64]:
     """Returns calls as tasks, but for those of no elements."""
-    made = [call.task() for call in calls if call.geometry.rows]
-    return np.array(made, np.int64).reshape(-1, 5)
+    tasks = [call.task() for call in calls if call.geometry.rows]
+    return np.array(tasks, np.int64).reshape(-1, 5)

@@ -95,27 +95,27 @@ def find_compiler() -> Compiler | None:
 
 
 @functools.lru_cache(8)
-def _compiler(given: str | None, path: str | None) -> Compiler | None:
+def _compiler(setting: str | None, path: str | None) -> Compiler | None:
     reasons = []
     # A relative entry would run a program that the owner of the current folder has put there.
     path = os.pathsep.join(filter(os.path.isabs, (os.defpath if path is None else path).split(os.pathsep)))
     try:
-        tried = [shlex.split(given)] if given else [[name] for name in _COMMANDS]
+        tried = [shlex.split(setting)] if setting else [[name] for name in _COMMANDS]
     except ValueError as error:  # Unbalanced quotes.
-        tried, reasons = [], [f"SHARDTENSOR_CC is {given!r}: {error}"]
+        tried, reasons = [], [f"SHARDTENSOR_CC is {setting!r}: {error}"]
     for command in tried:
-        found = shutil.which(command[0], path=path) if command else None
-        if found is None:
-            reasons.append(f"{' '.join(command) or repr(given)} is not found")
+        program = shutil.which(command[0], path=path) if command else None
+        if program is None:
+            reasons.append(f"{' '.join(command) or repr(setting)} is not found")
             continue
         try:
-            done = _run([found, *command[1:], "--version"])
+            done = _run([program, *command[1:], "--version"])
         except (OSError, subprocess.TimeoutExpired) as error:
-            reasons.append(f"{found} fails: {message_of(error)}")
+            reasons.append(f"{program} fails: {message_of(error)}")
             continue
         if not done.returncode:
-            return Compiler((found, *command[1:]), done.stdout.decode(errors="replace"))
-        reasons.append(f"{found} --version fails with status {done.returncode}")
+            return Compiler((program, *command[1:]), done.stdout.decode(errors="replace"))
+        reasons.append(f"{program} --version fails with status {done.returncode}")
     LOG.info("no C compiler: %s; kernels run on NumPy (set SHARDTENSOR_CC to choose a compiler)", "; ".join(reasons))
     return None
 

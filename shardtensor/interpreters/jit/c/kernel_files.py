@@ -90,7 +90,7 @@ class Kernels:
         Several processes may do so at the same time: a file that another process has removed is skipped, and one that
         another process reads meanwhile exists until it has been read.
         """
-        now, used, found = time.time(), 0, []
+        now, used, libraries = time.time(), 0, []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
@@ -99,10 +99,10 @@ class Kernels:
                         continue
                     if entry.name.endswith(".so"):
                         used += status.st_size
-                        found.append((status.st_mtime, status.st_size, entry.name))
+                        libraries.append((status.st_mtime, status.st_size, entry.name))
                     elif entry.name.endswith(".tmp") and now - status.st_mtime > _ABANDONED:
                         os.unlink(entry.path)
-        for last_use, size, name in sorted(found):
+        for last_use, size, name in sorted(libraries):
             if used <= MOST_BYTES and now - last_use <= MOST_SECONDS:
                 return
             if name != written:
@@ -112,8 +112,8 @@ class Kernels:
 
 def find_kernels() -> Kernels | None:
     """Returns the folder of the libraries, which is created if necessary; None if it cannot be used."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    home = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    home = cache if os.path.isabs(cache) else os.path.expanduser("~/.cache")
     folder = Path(home, "shardtensor", "kernels")
     try:
         reason = distrust(str(folder), create=True)
@@ -129,7 +129,7 @@ def _read(path: Path) -> bytes:
     """Returns the contents of a file that only the user can have written, and notes its use.
 
     Raises:
-        OSError: it cannot be read, or it is no such file.
+        OSError: it cannot be read, or it is not such a file.
     """
     # Opening a named pipe would otherwise wait for a process that writes to it; a link might lead anywhere.
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

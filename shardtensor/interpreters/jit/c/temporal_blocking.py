@@ -117,7 +117,7 @@ class TimeSteps:
     # -- on a GPU ------------------------------------------------------------------------------------
 
     def part(self) -> Part | None:
-        """Returns what a segment needs of the steps; None if they can be no part of one."""
+        """Returns what a segment needs of the steps; None if they cannot be a part of one."""
         kernels = [step.fused for step in self._steps if isinstance(step.fused, FusedOnDevices)]
         parts = [part for kernel in kernels if (part := kernel.part()) is not None]
         if len(parts) < len(self._steps):
@@ -149,13 +149,13 @@ class TimeSteps:
         assert isinstance(fused, FusedOnDevices)
         copies = [storage.buffers[0] for storage in targets[self.result]]
         windows = [window.of(backend, array) for array in copies]
-        given = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
+        operands = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
 
         def launch() -> None:
             for k, step in enumerate(self._steps):
                 before = copies[(last - k) % 2 - 1]
                 views = {n: view.of(backend, before) for n, view in step.views.items()} if k else {}
-                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
+                step.fused.compiled.run(fused.shape, step.fused.arrays(operands[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
 
         values[self.result.number] = tensor(self.result.kind, targets[self.result][0])  # type: ignore[arg-type]
         return [(fused.memories[0][1], launch)]
@@ -180,12 +180,12 @@ def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) 
         if step is not None and chain and _follows(step, chain[-1], users, views):
             chain.append(step)
             continue
-        yield from _made(chain, views)
+        yield from _time_steps(chain, views)
         chain = [step] if step is not None else []
-    yield from _made(chain, views)
+    yield from _time_steps(chain, views)
 
 
-def _made(chain: Sequence[Step], views: Mapping[Var, int]) -> Iterator[TimeSteps]:
+def _time_steps(chain: Sequence[Step], views: Mapping[Var, int]) -> Iterator[TimeSteps]:
     if len(chain) > 1:
         read = {number for step in chain[1:] for number in step.views}
         between = range(chain[0].number, chain[-1].number)
@@ -193,7 +193,7 @@ def _made(chain: Sequence[Step], views: Mapping[Var, int]) -> Iterator[TimeSteps
 
 
 def _step_of(k: int, nodes: Nodes, kernels: Mapping[int, Fused], views: Mapping[Var, int]) -> Step | None:
-    """Returns a node as a step; None if it is none."""
+    """Returns a node as a step; None if it is not a step."""
     fused = kernels.get(k)
     write = nodes[k][-1]
     if fused is None or fused.kernel.row_ndim or not fused.shape or fused.written() != [write.results]:

@@ -55,7 +55,7 @@ def has_cuda(kernel: Kernel) -> bool:
 def cuda_source(kernel: Kernel) -> str:
     """Returns the text of a kernel, to be read: what CuPy makes of an elementwise one depends on the arrays."""
     if kernel.row_ndim:
-        scalars = frozenset([k for k, given in enumerate(kernel.inputs) if not any(given.varies)])
+        scalars = frozenset([k for k, operand in enumerate(kernel.inputs) if not any(operand.varies)])
         return row_source(kernel, 1, 1, scalars).whole
     text = elementwise_source(kernel)
     body = "\n".join(indented(text.operation.splitlines()))
@@ -205,13 +205,13 @@ class RowSource:
     def _function(self, name: str, body: Sequence[str]) -> list[str]:
         """Returns a function with the parameters that all of them have."""
         sizes = [f"m{d}" for d in range(self._outer_ndim)] + [f"n{d}" for d in range(self._inner_ndim)]
-        given = [f"long long {name}" for name in ("rows", "n", "segments", "length", "*totals", "*parts", *sizes)]
+        parameters = [f"long long {name}" for name in ("rows", "n", "segments", "length", "*totals", "*parts", *sizes)]
         for k in range(self._count):
             scalar = k in self._scalars
-            given.append(f"{self._type(k)} v{k}" if scalar else self._array(f"const char *p{k}", f"p{k}", True))
+            parameters.append(f"{self._type(k)} v{k}" if scalar else self._array(f"const char *p{k}", f"p{k}", True))
         for k, out in enumerate(self.kernel.outputs):
-            given.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
-        return [f'extern "C" __global__ void {name}({", ".join(given)}) {{', *indented(body), "}", ""]
+            parameters.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
+        return [f'extern "C" __global__ void {name}({", ".join(parameters)}) {{', *indented(body), "}", ""]
 
     def _array(self, pointer: str, name: str, inner: bool) -> str:
         strides = [f"{name}o{d}" for d in range(self._outer_ndim)]

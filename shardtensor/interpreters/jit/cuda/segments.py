@@ -1,6 +1,6 @@
 """Segments of a program: consecutive kernels, whose launches are one launch of a CUDA graph where they recur.
 
-A segment is a run of steps that launch kernels and nothing else; views and numbers between them are no launches.
+A segment is a run of steps that launch kernels and nothing else; views and numbers between them are not launches.
 Everything else ends it: a product, which is a library's, cannot be captured in a graph, nor can a copy of something
 that the segment computes.
 
@@ -15,7 +15,8 @@ the results of earlier calls may be in use. In loops, memory pools return the sa
 few.
 
 Memory that is freed between two launches of a segment may be given to another thread, whose launches would come
-first. Therefore all arrays exist until the segment ends, and what the kernels of a segment compute is limited in size.
+first. Therefore all arrays exist until the segment ends, and the results of the kernels of a segment are limited in
+size.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Started(NamedTuple):
 
     Attributes:
         key: the key of its launches.
-        block: the memory of what only the segment reads; None if that is nothing.
+        block: the memory of what only the segment reads; None if there is none.
         results: the other buffers.
         targets: the storages of the results of writes; see `Part`.
         is_launched: whether nothing is left to be launched.
@@ -100,10 +101,10 @@ class Memory:
         """Finds the results that are alike. Pools return their memory in an order that changes from call to call; in
         the order of addresses, the same addresses are the same key.
         """
-        found: dict[Hashable, list[int]] = {}
+        groups: dict[Hashable, list[int]] = {}
         for n, buffer in enumerate(self.results):
-            found.setdefault((buffer.shape, buffer.dtype), []).append(n)
-        self._alike = [positions for positions in found.values() if len(positions) > 1]
+            groups.setdefault((buffer.shape, buffer.dtype), []).append(n)
+        self._alike = [positions for positions in groups.values() if len(positions) > 1]
 
     def start(self, values: Any, columns: Sequence[Sequence[Any]], numbers: Hashable) -> Started:
         """Allocates what a call makes, on the device, which is current, and launches the graph if there is one.
@@ -138,8 +139,8 @@ class Memory:
 
     def arrays(self, started: Started) -> dict[Hashable, Any]:
         """Returns what a call has allocated, by name."""
-        made = zip([b.name for b in self.results], started.results, strict=True)
-        return {**dict(made), **self.block.arrays(self._backend, started.block)}
+        pairs = zip([b.name for b in self.results], started.results, strict=True)
+        return {**dict(pairs), **self.block.arrays(self._backend, started.block)}
 
     def run(self, values: Any, key: Hashable, launches: Sequence[Launch]) -> None:
         """Launches a call on the device, which is current, or captures the launches and launches their graph."""
@@ -185,7 +186,7 @@ class Segment:
         self._add_writes(run)
         outliving = {v for v, use in last.items() if use > run.last}
         self._add_buffers({*outliving, *self._roots.values()})
-        self._results = [v for v in run.made if v in outliving]
+        self._results = [v for v in run.results if v in outliving]
         nothing = [equation for equation, part in run.nodes if part is None]
         copied = {v for source in self._sources for v in run.chain(source)}
         self._computed = [e for e in nothing if e.op.name != "view"]
@@ -193,7 +194,7 @@ class Segment:
         self._nodes = [(e, part) for e, part in run.nodes if e.results not in copied]
         views = [e for e, part in self._nodes if part is None and e.op.name == "view"]
         self._views = [e for e in views if e.results in outliving]
-        span, inside = range(run.begin, run.last + 1), {*run.made, *[e.results for e in views]}
+        span, inside = range(run.begin, run.last + 1), {*run.results, *[e.results for e in views]}
         self._dropped = [v.number for v, use in last.items() if use in span and v not in inside]
 
     def _add_reads(self, run: Run) -> None:
@@ -201,7 +202,7 @@ class Segment:
         read = [(part, v) for part in self._parts for v in part.reads]
         self._numbers = list(dict.fromkeys([v.number for _, v in read if isinstance(v.kind, type)]))
         for part, v in read:
-            if isinstance(v.kind, Aval) and (source := run.source(v)) not in run.made:
+            if isinstance(v.kind, Aval) and (source := run.source(v)) not in run.results:
                 n = self._sources.setdefault(source, len(self._sources))
                 for k, (_, space) in part.memories.items():
                     self._memories[space].reads[n, k] = None
@@ -213,7 +214,7 @@ class Segment:
         writes = [(part, v) for part in self._parts for v in part.writes]
         for part, v in writes:
             base = part.writes[v].equation.operands[0]
-            self._roots[v] = self._roots.get(base, base) if base in run.made else v
+            self._roots[v] = self._roots.get(base, base) if base in run.results else v
             if self._roots[v] is v:
                 read = [self._sources[w] for w in map(run.source, part.reads) if w in self._sources]
                 (_, space) = part.memories[0]
@@ -326,7 +327,7 @@ class Segment:
             elif equation.op.name == "view":
                 view_step(equation, ())(inside)
         every = zip(memories.values(), started, launches.values(), strict=True)
-        left = [(memory, (values, own.key, given)) for memory, own, given in every if not own.is_launched]
+        left = [(memory, (values, own.key, own_launches)) for memory, own, own_launches in every if not own.is_launched]
         if len(memories) > 1:
             launch_all = self.backend.launcher([memory.device for memory, _ in left])
             launch_all([memory.run for memory, _ in left], [row for _, row in left])
@@ -342,8 +343,8 @@ class Segment:
         for v, buffers in zip(self._sources, columns, strict=True):
             x = inside[v.number]
             if type(x._storage) is not Storage or x._storage.buffers is not buffers:
-                made = tensor_of(x._aval, tuple(buffers))
-                inside[v.number] = with_identity(made, x) if in_job() else made
+                value = tensor_of(x._aval, tuple(buffers))
+                inside[v.number] = with_identity(value, x) if in_job() else value
         return inside
 
 
@@ -361,14 +362,14 @@ class Run:
         begin, first, last: see `Segment`.
         parts: the parts.
         nodes: the last equation of each part with it, and the views and the numbers between them.
-        made: the results of the parts.
+        results: the results of the parts.
     """
 
     def __init__(self, begin: int, first: int, views: Mapping[Var, Equation]) -> None:
         self.begin, self.first, self.last = begin, first, first
         self.parts: list[Part] = []
         self.nodes: list[tuple[Equation, Part | None]] = []
-        self.made: dict[Var, None] = {}
+        self.results: dict[Var, None] = {}
         self._views = views
 
     def source(self, v: Var) -> Var:
@@ -385,20 +386,20 @@ class Run:
 
     def chain(self, v: Var) -> list[Var]:
         """Returns a value, its base if it is a view, and so on."""
-        found = [v]
-        while found[-1] in self._views:
-            (base,) = self._views[found[-1]].operands
-            found.append(base)
-        return found
+        links = [v]
+        while links[-1] in self._views:
+            (base,) = self._views[links[-1]].operands
+            links.append(base)
+        return links
 
     def takes(self, part: Part) -> bool:
         """Whether a part can be the next one: nothing that the run computes has to be copied for it."""
         sources = {self.source(v) for v in part.reads if isinstance(v.kind, Aval)}
-        if any(v in self._views and self.chain(v)[-1] in self.made for v in sources):
+        if any(v in self._views and self.chain(v)[-1] in self.results for v in sources):
             return False
         for write in part.writes.values():
             base = write.equation.operands[0]
-            if base in self.made and (base in sources or not write.in_place):
+            if base in self.results and (base in sources or not write.in_place):
                 return False
         sizes: collections.Counter[Hashable] = collections.Counter()
         for other in (*self.parts, part):
@@ -419,7 +420,9 @@ class Run:
         self.last = last
         self.parts.append(part)
         self.nodes += [(equation, None) for equation in between] + [(part.equation, part)]
-        self.made.update(dict.fromkeys([v for v in [*[b.value for b in part.buffers], *part.writes] if v is not None]))
+        self.results.update(
+            dict.fromkeys([v for v in [*[b.value for b in part.buffers], *part.writes] if v is not None])
+        )
 
 
 def segments_of(
@@ -434,8 +437,10 @@ def segments_of(
         last: for each value, the number of the node that reads it last.
     """
     runs = _runs(program, nodes, kernels)
-    made = [Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs]
-    return [segment for segment in made if segment.launches > 1]
+    segments = [
+        Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs
+    ]
+    return [segment for segment in segments if segment.launches > 1]
 
 
 def _runs(program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices]) -> Iterator[Run]:

@@ -85,12 +85,12 @@ class Fused:
         """Adds the operands that the group does not compute. An input is a number of a value, or -1 for a constant; the
         constant; and the index that gives it the dimensions of the loop.
         """
-        made = {e.results for e in self.equations}
+        results = {e.results for e in self.equations}
         for equation in self.equations:
             flat = self._is_flat(equation)
             for x in (*function_operands(equation), *self._constants(equation)):
                 key = _key(x, flat)
-                if key in self._values or (type(x) is Var and x in made):
+                if key in self._values or (type(x) is Var and x in results):
                     continue
                 kind, index, varies = kind_of(x), None, None
                 if not isinstance(kind, type):
@@ -118,23 +118,23 @@ class Fused:
         flat = self._is_flat(equation)
         taken = []
         for x in function_operands(equation):
-            found = self._values.get(x) if type(x) is Var else None
-            taken.append(found if found is not None else self._values[_key(x, flat)])
+            known = self._values.get(x) if type(x) is Var else None
+            taken.append(known if known is not None else self._values[_key(x, flat)])
         if is_reduction(equation):
             constants = [self._values[_key(number, flat)] for number in self._constants(equation)]
             plan, value = plan_of(equation), equation.results.kind
             on_numpy = value.backend.on_host or spans_hosts(value)
             in_blocks = not on_numpy or plan is None or plan.strategy == "blocks"
-            made = add_reduction(self._builder, equation, taken[0], *constants, in_blocks=in_blocks)
+            result = add_reduction(self._builder, equation, taken[0], *constants, in_blocks=in_blocks)
         elif equation.writes and "assigns" in equation.op.tags:
-            made = taken[0]
+            result = taken[0]
         elif equation.op.name == "astype":
-            made = self._builder.astype(taken[0], equation.results.kind.dtype)
+            result = self._builder.astype(taken[0], equation.results.kind.dtype)
         else:
-            made = self._builder.call(function_of(equation) or "", *taken)
+            result = self._builder.call(function_of(equation) or "", *taken)
         if equation.writes:
-            made = self._builder.astype(made, equation.results.kind.dtype)
-        self._values[equation.results] = made
+            result = self._builder.astype(result, equation.results.kind.dtype)
+        self._values[equation.results] = result
 
     def _add_output(self, v: Var) -> Any:
         """Makes a value a result; returns the index that gives its array the dimensions of the loop."""
@@ -144,11 +144,11 @@ class Fused:
 
     def reads(self) -> list[Var]:
         """Returns the values that the group reads."""
-        made = {e.results for e in self.equations}
+        results = {e.results for e in self.equations}
         return [
             v
             for v in dict.fromkeys([v for e in self.equations for v in vars_of(function_operands(e))])
-            if v not in made
+            if v not in results
         ]
 
     def written(self) -> list[Var]:
@@ -157,8 +157,8 @@ class Fused:
 
     def operands(self, values: Any, without: Collection[int] = ()) -> dict[int, Any]:
         """Returns the arrays and numbers that the kernel reads, by the numbers of their values, but for some."""
-        found = {number: values[number] for number, _, _ in self._inputs if number >= 0 and number not in without}
-        return {n: self.buffer_of(x, "jit") if type(x) is ShardedTensor else x for n, x in found.items()}
+        inputs = {number: values[number] for number, _, _ in self._inputs if number >= 0 and number not in without}
+        return {n: self.buffer_of(x, "jit") if type(x) is ShardedTensor else x for n, x in inputs.items()}
 
     def arrays(self, values: Any, others: Mapping[int, Any] = MappingProxyType({})) -> list[Any]:
         """Returns what the kernel reads.
@@ -210,7 +210,7 @@ class Fused:
         inputs = self.arrays(values)
         if compiled is None and not self._is_exact(inputs):
             return False
-        made, targets = [], []
+        results, targets = [], []
         for v, kind, index in self._kept:
             write = self._writes.get(v)
             if write is not None:
@@ -218,13 +218,13 @@ class Fused:
             else:
                 array = memory_pool.empty(kind.shape, kind.dtype)
                 result, out = self._result(kind, array), array if index is None else array[index]
-            made.append(result)
+            results.append(result)
             targets.append(out)
         if compiled is not None:
             compiled.run(self.shape, inputs, targets)
         else:
             numpy_executor.run(self.kernel, self.shape, inputs, targets)
-        for (v, _, _), result in zip(self._kept, made, strict=True):
+        for (v, _, _), result in zip(self._kept, results, strict=True):
             values[v.number] = result
         return True
 

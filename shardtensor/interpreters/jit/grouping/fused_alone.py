@@ -59,7 +59,7 @@ Order = Sequence[int | None] | None
 
 
 def _orders(equation: Equation) -> tuple[Order, Order] | None:
-    """Returns the orders of the operands of a product; None if it is no product of matrices and vectors."""
+    """Returns the orders of the operands of a product; None if it is not a product of matrices and vectors."""
     if equation.op.name in ("matmul", "vecdot"):
         return (None, None) if all(p in (None, -1) for p in equation.params) else None
     if equation.op.name != "contract":
@@ -130,8 +130,8 @@ class FusedProduct(Fused):
         """See `Fused`."""
         (equation,) = self.equations
         loops = cast(CompiledLoops, self.compiled)
-        found = [values[x.number] if type(x) is Var else x for x in equation.operands]
-        x, y = map(_ordered, found, self._orders)
+        arrays = [values[x.number] if type(x) is Var else x for x in equation.operands]
+        x, y = map(_ordered, arrays, self._orders)
         return loops.product(x, y, target(equation.results, None))
 
     def __call__(self, values: Any) -> bool:

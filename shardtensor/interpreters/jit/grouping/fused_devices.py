@@ -58,7 +58,7 @@ class FusedOnDevices(Fused):
         numbers = range(len(grid.devices))
         # The one buffer of a memory is whole. A window that is written has another shape than what has it.
         self._shapes = [self.shape] if len(numbers) == 1 else [grid.shape(k) for k in numbers]
-        self._made_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
+        self._result_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
         self._here = [k for k in numbers if not is_remote(grid.devices[k])]
         self._launch = self._backend.launcher([grid.devices[k] for k in self._here])
         self.memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
@@ -75,12 +75,12 @@ class FusedOnDevices(Fused):
     # -- as a part of a segment --------------------------------------------------------------------
 
     def part(self) -> Part | None:
-        """Returns what a segment needs of it; None if it can be no part of one."""
+        """Returns what a segment needs of it; None if it cannot be a part of one."""
         if not isinstance(self.compiled, CudaKernel):
             return None
         launches = {k: 0 if 0 in self._shapes[k] else self.compiled.launches(self._shapes[k]) for k in self._here}
         buffers = [
-            Buffer((v.number, k), v, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
+            Buffer((v.number, k), v, self.memories[k][1], self._result_shapes[k][n], kind.dtype)
             for n, (v, kind, _) in enumerate(self._kept)
             for k in self._here
             if v not in self._writes
@@ -108,13 +108,13 @@ class FusedOnDevices(Fused):
 
     def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
         """Adds the results to the values. Returns what launches the kernel, and the memory on whose device."""
-        made: dict[int, list[Any]] = {}
+        buffers: dict[int, list[Any]] = {}
         launches: list[tuple[Hashable, Callable[[], None]]] = []
         for k, operands in zip(self._here, self._operands(values), strict=True):
-            made[k] = [targets[v][0] if v in self._writes else arrays[v.number, k] for v, _, _ in self._kept]
+            buffers[k] = [targets[v][0] if v in self._writes else arrays[v.number, k] for v, _, _ in self._kept]
             memory = [arrays[buffer.name] for buffer in self._scratch(k)]
-            launches.append((self.memories[k][1], functools.partial(self._compute, k, operands, made[k], memory)))
-        self._bind(made, values)
+            launches.append((self.memories[k][1], functools.partial(self._compute, k, operands, buffers[k], memory)))
+        self._bind(buffers, values)
         return launches
 
     # -- the call ----------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ class FusedOnDevices(Fused):
 
     def launch(self, function: Callable[[], Any]) -> Any:
         """Calls a function on the device of a group of tensors in one memory."""
-        (made,) = self._launch([function], [()])
-        return made
+        (result,) = self._launch([function], [()])
+        return result
 
     def _operands(self, values: Any) -> list[tuple[Any, ...]]:
         """Returns what the kernel reads for each buffer of this process."""
@@ -139,14 +139,14 @@ class FusedOnDevices(Fused):
 
     def _launch_all(self, operands: Sequence[tuple[Any, ...]], values: Any) -> None:
         """Computes the results from what the kernel reads for each buffer of this process."""
-        rows = [(k, given, values) for k, given in zip(self._here, operands, strict=True)]
+        rows = [(k, own, values) for k, own in zip(self._here, operands, strict=True)]
         self._bind(dict(zip(self._here, self._launch([self._run] * len(rows), rows), strict=True)), values)
 
-    def _bind(self, made: Mapping[int, Sequence[Any]], values: Any) -> None:
+    def _bind(self, buffers: Mapping[int, Sequence[Any]], values: Any) -> None:
         """Adds the results to the values; see `_run`."""
         for n, (v, kind, _) in enumerate(self._kept):
-            shapes = enumerate([shapes[n] for shapes in self._made_shapes])
-            arrays = tuple([made[k][n] if k in made else RemoteArray(shape, kind.dtype) for k, shape in shapes])
+            shapes = enumerate([shapes[n] for shapes in self._result_shapes])
+            arrays = tuple([buffers[k][n] if k in buffers else RemoteArray(shape, kind.dtype) for k, shape in shapes])
             storage = arrays[0] if v in self._writes else Storage(arrays, tuple([[] for _ in arrays]))
             values[v.number] = tensor(kind, storage)
 
@@ -154,15 +154,15 @@ class FusedOnDevices(Fused):
         """Computes the k-th buffer of each result on its device, which is current. Returns the buffers, and in place of
         that of a tensor which is written into, the storage.
         """
-        made = []
-        for (v, kind, _), shape in zip(self._kept, self._made_shapes[k], strict=True):
+        buffers = []
+        for (v, kind, _), shape in zip(self._kept, self._result_shapes[k], strict=True):
             write = self._writes.get(v)
             if write is None:
-                made.append(self._new(shape, kind.dtype))
+                buffers.append(self._new(shape, kind.dtype))
             else:
-                made.append(self.targets(v, values[write.equation.operands[0].number], operands)[0])
-        self._compute(k, operands, made)
-        return made
+                buffers.append(self.targets(v, values[write.equation.operands[0].number], operands)[0])
+        self._compute(k, operands, buffers)
+        return buffers
 
     def _in_loop(self, operands: Sequence[Any]) -> list[Any]:
         """Returns operands with the dimensions of the loop."""
@@ -173,11 +173,11 @@ class FusedOnDevices(Fused):
         return self._backend.xp.empty(shape, dtype=dtype)
 
     def _compute(
-        self, k: int, operands: Sequence[Any], made: Sequence[Any], memory: Sequence[Any] | None = None
+        self, k: int, operands: Sequence[Any], buffers: Sequence[Any], memory: Sequence[Any] | None = None
     ) -> None:
         """Computes the k-th buffer of each result on the current device; see `_run`, and `CudaKernel.run`."""
         targets = []
-        for (v, _, index), out in zip(self._kept, made, strict=True):
+        for (v, _, index), out in zip(self._kept, buffers, strict=True):
             if v in self._writes:
                 view_spec = self._writes[v].equation.into
                 assert view_spec is not None
@@ -220,42 +220,42 @@ class FusedInProcesses(FusedOnDevices):
         operands = self._operands(values)
         if self.compiled is None and not (self._on_numpy and self._is_exact(operands)):
             return False
-        made = self._note(values)
+        identities = self._note(values)
         self._launch_all(operands, values)
-        self._identify(made, values)
+        self._identify(identities, values)
         return True
 
     def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
         """See `FusedOnDevices`."""
-        made = self._note(values)
+        identities = self._note(values)
         launches = super().prepare(values, arrays, targets)
-        self._identify(made, values)
+        self._identify(identities, values)
         return launches
 
     def _note(self, values: Any) -> dict[int, int]:
         """Notes the calls of the operators. Returns the identities of the results, of which only those that are kept
         become tensors.
         """
-        made: dict[int, int] = {}
-        for plan, given, result in self._calls:
+        identities: dict[int, int] = {}
+        for plan, operands, result in self._calls:
             assert plan is not None
             assert plan.text is not None
-            named = [made.get(x.number) or values[x.number] if type(x) is Var else x for x in given]
-            made[result.number] = note(plan.text(tuple(named)))
-        return made
+            named = [identities.get(x.number) or values[x.number] if type(x) is Var else x for x in operands]
+            identities[result.number] = note(plan.text(tuple(named)))
+        return identities
 
-    def _identify(self, made: Mapping[int, int], values: Any) -> None:
+    def _identify(self, identities: Mapping[int, int], values: Any) -> None:
         for v, _, _ in self._kept:
-            values[v.number]._identity = made[v.number]
+            values[v.number]._identity = identities[v.number]
 
     def _is_exact(self, operands: Sequence[Sequence[Any]]) -> bool:
         """Whether NumPy's functions on blocks of the buffers have the bits, and the memory order, of eager mode."""
         shapes = [self._shapes[k] for k in self._here]
         arrays = list(map(self._in_loop, operands))
         ordered = all(
-            numpy_executor.is_exact(self.kernel, shape, given) for shape, given in zip(shapes, arrays, strict=True)
+            numpy_executor.is_exact(self.kernel, shape, inputs) for shape, inputs in zip(shapes, arrays, strict=True)
         )
-        return ordered and all(is_row_major(x) for given in arrays for x in given)
+        return ordered and all(is_row_major(x) for inputs in arrays for x in inputs)
 
     def _new(self, shape: Shape, dtype: Any) -> Any:
         return memory_pool.empty(shape, dtype) if self._on_numpy else super()._new(shape, dtype)

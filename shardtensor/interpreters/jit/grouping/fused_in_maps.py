@@ -27,7 +27,7 @@ COMPILED = -1
 def may_join(equation: Equation) -> bool:
     """Returns whether a kernel in a map may compute an equation: one of numbers and of NumPy's arrays of one device.
 
-    A host array that the function closes over is none of them, since its transfer to the device is recorded.
+    A host array that the function closes over is not one of them, since its transfer to the device is recorded.
     """
     if any(isinstance(x, np.ndarray) for x in equation.operands):
         return False

@@ -136,11 +136,11 @@ class _Grouping:
                 self._end(group)
             else:
                 self._open[equation.results.number] = group
-        found: list[tuple[int, Sequence[Equation]]] = [(k, (e,)) for k, e in alone]
+        nodes: list[tuple[int, Sequence[Equation]]] = [(k, (e,)) for k, e in alone]
         for group in self._all:
             if group.equations:
-                found.append((group.equations[-1][0], [e for _, e in group.equations]))
-        return [node for _, node in sorted(found, key=lambda pair: pair[0])]
+                nodes.append((group.equations[-1][0], [e for _, e in group.equations]))
+        return [node for _, node in sorted(nodes, key=lambda pair: pair[0])]
 
     def _close(self, v: Var) -> None:
         """Ends the group that computes a value: something outside of it reads the value."""
@@ -155,17 +155,17 @@ class _Grouping:
     def _joined(self, equation: Equation) -> Group | None:
         """Returns the group of an equation that a kernel can compute: that of its operands, or a new one.
 
-        None for what no group begins with: an assignment of a value that no group computes, and few elements. The few
-        elements that a group computes from its reductions (the square roots of a variance of each row) are computed
-        by it: its loop ended otherwise, and another one read its operands again.
+        None for equations with which no group begins: an assignment of a value that no group computes, and few
+        elements. The few elements that a group computes from its reductions (the square roots of a variance of each
+        row) are computed by it: its loop ended otherwise, and another one read its operands again.
         """
         reduces = is_reduction(equation)
-        given = vars_of(function_operands(equation))
+        operands = vars_of(function_operands(equation))
         shape = _loop_of(equation)
         rows = len(shape) - len(outer_shape(equation, shape)) if reduces else 0
         base = self._open.get(equation.operands[0].number) if equation.writes and not is_whole(equation) else None
         groups = []
-        for v in given:
+        for v in operands:
             group = self._open.get(v.number)
             fits = group is not None and group is not base and group not in groups
             if group is not None and fits and self._fits(group, equation, shape, rows):
@@ -173,17 +173,17 @@ class _Grouping:
         assigns = equation.writes and "assigns" in equation.op.tags
         if not groups and (assigns or not _is_long(equation, self._repeated)):
             return None
-        made = groups[0] if groups else Group(shape, _split_as(equation))
+        target = groups[0] if groups else Group(shape, _split_as(equation))
         if not groups:
-            self._all.append(made)
-        made.row_ndim = made.row_ndim or rows
+            self._all.append(target)
+        target.row_ndim = target.row_ndim or rows
         for other in groups[1:]:
-            together = len(other.equations) + len(made.equations) < _MOST
-            lengths = {made.row_ndim, other.row_ndim} - {0}
-            alike = _is_split_as(other, made) and self._ignores(other, made.equations[0][1])
-            if other.shape == made.shape and len(lengths) < 2 and together and alike:
-                self._merge(made, other)
-        return made
+            together = len(other.equations) + len(target.equations) < _MOST
+            lengths = {target.row_ndim, other.row_ndim} - {0}
+            alike = _is_split_as(other, target) and self._ignores(other, target.equations[0][1])
+            if other.shape == target.shape and len(lengths) < 2 and together and alike:
+                self._merge(target, other)
+        return target
 
     def _merge(self, group: Group, other: Group) -> None:
         group.row_ndim = group.row_ndim or other.row_ndim
@@ -320,7 +320,7 @@ def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
 
 def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
     """Whether an operator on tensors that span processes exchanges nothing, and loops are not short."""
-    if equation.writes:  # Its first operand is the base, of which the operator's plan knows nothing.
+    if equation.writes:  # Its first operand is the base, which the operator's plan does not contain.
         return False
     plan, value = plan_of(equation), equation.results.kind
     if plan is None or any(t is not None and not t.stays for t in plan.transfers):
@@ -334,15 +334,15 @@ def _split_as(equation: Equation) -> Aval | None:
     return None if is_on_host(value) else value
 
 
-def _is_split_as(other: Group, made: Group) -> bool:
-    return made.like is None or (
-        other.like is not None and device_groups.are_split_alike([other.like], made.like, 0, False)
+def _is_split_as(other: Group, target: Group) -> bool:
+    return target.like is None or (
+        other.like is not None and device_groups.are_split_alike([other.like], target.like, 0, False)
     )
 
 
 def _has_parts(group: Group | None, equation: Equation, shape: Shape, rows: int) -> bool:
     """Whether each device has those parts of operands and result that belong to its part of the loop of a group; None
-    stands for a group of the equation alone.
+    stands for a group of only the equation.
     """
     like = group.like if group else _split_as(equation)
     if like is None:
@@ -390,7 +390,7 @@ def _cast_of(equation: Equation) -> str | None:
 
 
 def function_of(equation: Equation) -> str | None:
-    """Returns the name of the elementwise function that an equation is in a kernel; None if it is none.
+    """Returns the name of the elementwise function that an equation is in a kernel; None if it is not one.
 
     An assignment is the cast ``astype``.
     """
@@ -423,8 +423,8 @@ def function_of(equation: Equation) -> str | None:
     try:
         # A dtype is equal to the Python type of the same numbers, which is weak; its text is not.
         values = [builder.input(k if isinstance(k, type) else k.str) for k in kinds]
-        made = builder.dtype(builder.call(name, *values))
+        result = builder.dtype(builder.call(name, *values))
     except ArgumentTypeError:
         return None
-    fits = np.can_cast(made, dtype, "same_kind") if equation.writes else made == dtype
+    fits = np.can_cast(result, dtype, "same_kind") if equation.writes else result == dtype
     return name if fits else None

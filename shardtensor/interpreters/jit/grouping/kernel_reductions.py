@@ -94,8 +94,8 @@ def add_reduction(
         spread = builder.reduce("sum_of_squares", deviation)
     else:
         spread = builder.reduce("sum", builder.call("multiply", deviation, deviation))
-    made = builder.astype(builder.call("divide", spread, one), dtype)
-    return builder.call("sqrt", made) if steps.root else made
+    variance = builder.astype(builder.call("divide", spread, one), dtype)
+    return builder.call("sqrt", variance) if steps.root else variance
 
 
 def divisor(equation: Equation) -> float | None:
@@ -139,26 +139,26 @@ class _Steps(NamedTuple):
     root: bool = False
 
 
-def _alike(dtype: DType, made: DType) -> bool:
-    return dtype == made
+def _alike(dtype: DType, result: DType) -> bool:
+    return dtype == result
 
 
-def _added(dtype: DType, made: DType) -> bool:
-    return dtype == made or (dtype.kind in "biu" and made.kind in "iu")
+def _added(dtype: DType, result: DType) -> bool:
+    return dtype == result or (dtype.kind in "biu" and result.kind in "iu")
 
 
-def _spread(dtype: DType, made: DType) -> bool:
+def _spread(dtype: DType, result: DType) -> bool:
     return dtype.kind in "biuf" and dtype != np.float16
 
 
 _STEPS: dict[str, _Steps] = {
     "max": _Steps(_alike),
     "min": _Steps(_alike),
-    "any": _Steps(lambda dtype, made: True),
-    "all": _Steps(lambda dtype, made: True),
+    "any": _Steps(lambda dtype, result: True),
+    "all": _Steps(lambda dtype, result: True),
     "sum": _Steps(_added, casts=True),
     "prod": _Steps(_added, casts=True),
-    "mean": _Steps(lambda dtype, made: dtype.kind != "c", averages=True),
+    "mean": _Steps(lambda dtype, result: dtype.kind != "c", averages=True),
     "var": _Steps(_spread, averages=True, spreads=True),
     "std": _Steps(_spread, averages=True, spreads=True, root=True),
 }

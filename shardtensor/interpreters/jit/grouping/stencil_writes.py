@@ -8,6 +8,7 @@ the block that contains its elements of all slices; it receives the part of the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ from shardtensor.core import Interpreter, declared
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.grouping.window_writes import function_operands, has_function
+from shardtensor.interpreters.programs.passes import Setting
 from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
-from shardtensor.interpreters.programs.replay import OWN_STEPS, Step, Values, plan_of, step_of
+from shardtensor.interpreters.programs.replay import OWN_STEPS, Step, Values, bytes_of, plan_of, step_of
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.sharding.view_spec import ViewSpec
@@ -88,6 +90,42 @@ OWN_STEPS[STENCIL] = _step
 # -- finding them ----------------------------------------------------------------------------------
 
 
+def with_stencils(program: Program, _: Setting) -> Program:
+    """Returns a program in which the writes that move fewer bytes as stencils are stencils."""
+    equations: dict[int, Equation] = dict(enumerate(program.equations))
+    changes = 0
+    known: dict[Any, bool] = {}
+    views = {e.results: e for e in program.equations if e.op.name == "view" and type(e.results) is Var}
+    for k, inside, stencil in stencils_in(program):
+        eager = [program.equations[i] for i in (*inside, k)]
+        read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
+        key = _form_of([*read, *eager])
+        if key not in known:
+            known[key] = StencilPlan(stencil, program).size < bytes_of([*read, *eager])
+        if known[key]:
+            equations[k] = stencil
+            changes += 1
+            for i in inside:
+                del equations[i]
+    return dataclasses.replace(program, equations=list(equations.values())) if changes else program
+
+
+def _form_of(equations: Sequence[Equation]) -> Any:
+    """Returns what the transfers of equations depend on, which is equal for the steps of a loop."""
+    numbers: dict[Var, int] = {}
+
+    def form(x: Any) -> Any:
+        if type(x) is Var:
+            return numbers.setdefault(x, len(numbers)), x.kind
+        return id(x) if isinstance(x, np.ndarray) else (type(x), x)
+
+    forms = []
+    for e in equations:
+        where = e.params if e.into is None else (e.into.boxes, e.into.chains)
+        forms.append((e.op.name, where, e.writes, form(e.results), *map(form, e.operands)))
+    return tuple(forms)
+
+
 def stencils_in(program: Program) -> Iterator[tuple[int, list[int], Equation]]:
     """Yields the stencils that a program contains: the number of the write, the numbers of the equations that compute
     what it writes, and the stencil that stands for all of them.
@@ -105,10 +143,10 @@ def stencils_in(program: Program) -> Iterator[tuple[int, list[int], Equation]]:
         base = write.operands[0]
         sources = [v for v in dict.fromkeys(s.source for s in slices.values()) if v != base]
         inner = Program((), (), (*body, write), (write.results,))
-        made = Equation(
+        stencil = Equation(
             STENCIL, (base, *sources), (), write.results, write.into, write.window, True, {0: inner}, write.source
         )
-        yield k, inside, made
+        yield k, inside, stencil
 
 
 def _written_corner(write: Equation) -> Corner | None:
@@ -167,17 +205,17 @@ def _is_elementwise(equation: Equation, shape: Shape) -> bool:
 
 
 def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var, int]) -> dict[Var, Slice] | None:
-    """Returns the values that equations read from outside; None if an array is none of the shape of the window, or is a
-    host array: devices have no part of it.
+    """Returns the values that equations read from outside; None if an array does not have the shape of the
+    window, or is a host array: devices have no part of it.
     """
     write = equations[-1]
     value, shape = write.results.kind, write.window.shape  # type: ignore[union-attr]
-    made = {e.results for e in equations}
-    found: dict[Var, Slice] = {}
+    results = {e.results for e in equations}
+    slices: dict[Var, Slice] = {}
     if any(isinstance(x, np.ndarray) and x.ndim for e in equations for x in function_operands(e)):
         return None
     for v in dict.fromkeys([v for e in equations for v in vars_of(function_operands(e))]):
-        if v in made or isinstance(v.kind, type):
+        if v in results or isinstance(v.kind, type):
             continue
         if not isinstance(v.kind, Aval) or v.kind.shape != shape or v.kind.unreduced or v.kind.offloaded:
             return None
@@ -188,10 +226,10 @@ def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var
             corner = corner_of(view.into)
             if corner is None or not isinstance(view.operands[0].kind, Aval):
                 return None
-            found[v] = Slice(view.operands[0], corner)
+            slices[v] = Slice(view.operands[0], corner)
         else:
-            found[v] = Slice(v, (0,) * len(shape))
-    return found
+            slices[v] = Slice(v, (0,) * len(shape))
+    return slices
 
 
 # -- layouts ---------------------------------------------------------------------------------------
@@ -258,11 +296,11 @@ class StencilPlan:
                 arrays[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
             if any(first == last for first, last in part):
                 continue
-            made = self._local(k, part, {source: arrays_of[k] for source, arrays_of in blocks.items()}, values)
+            elements = self._local(k, part, {source: arrays_of[k] for source, arrays_of in blocks.items()}, values)
             begins = [begin for begin, _ in value.grid.box(k)]
             here = tuple([slice(a + c - b, z + c - b) for (a, z), c, b in zip(part, self._corner, begins, strict=True)])
             with backend.on(device):
-                arrays[k][here] = as_dtype(backend, made, value.dtype)
+                arrays[k][here] = as_dtype(backend, elements, value.dtype)
         return shards_of(value, arrays).assembled(value).tensor()
 
     def _local(self, k: int, part: Sequence[tuple[int, int]], blocks: Mapping[Var, Any], values: Any) -> Any:
@@ -283,8 +321,8 @@ class StencilPlan:
             local[equation.results.number] = EAGER.apply(equation.op, operands, equation.params)
         operands = tuple([get(x) for x in function_operands(self._write)])
         op = self._write.op
-        made = operands[0] if "assigns" in op.tags else EAGER.apply(op, operands, self._write.params)
-        return shard_arrays(made)[0]
+        result = operands[0] if "assigns" in op.tags else EAGER.apply(op, operands, self._write.params)
+        return shard_arrays(result)[0]
 
 
 def _written(value: Aval, corner: Corner, window: Shape, d: int, part: int) -> tuple[int, int]:

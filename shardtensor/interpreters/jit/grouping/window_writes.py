@@ -1,8 +1,8 @@
 """Writes of kernels into windows: of a base that a program writes, a kernel computes the written elements only.
 
-The new value of the base has the memory of the old one where the program reads the old value no more, nothing else
-holds its memory, and the kernel reads no element of it at another place. Otherwise it has new memory, into which only
-the elements outside of the window are copied.
+The new value of the base has the memory of the old one where the program does not read the old value any more,
+nothing else holds its memory, and the kernel reads no element of it at another place. Otherwise it has new
+memory, into which only the elements outside of the window are copied.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def without_copies(program: Program) -> Program:
     uses: dict[Var, int] = dict.fromkeys([*program.outputs, *program.writes.values()], 2)
     for v in [v for equation in program.equations for v in equation.reads()]:
         uses[v] = uses.get(v, 0) + 1
-    found = False
+    is_changed = False
     equations: dict[int, Equation] = dict(enumerate(program.equations))
     views = {e.results for e in program.equations if e.op.name == "view"}  # They have no memory of their own.
     makers = {e.results: k for k, e in equations.items() if e.op.name == "copy" and type(e.results) is Var}
@@ -87,11 +87,11 @@ def without_copies(program: Program) -> Program:
             continue
         (source,) = program.equations[at].operands
         if type(source) is Var and source not in views and source.kind == base.kind:
-            found = True
+            is_changed = True
             operands = tuple([source if type(x) is Var and x == base else x for x in equation.operands])
             equations[k] = dataclasses.replace(equation, operands=operands)
             del equations[at]
-    return dataclasses.replace(program, equations=list(equations.values())) if found else program
+    return dataclasses.replace(program, equations=list(equations.values())) if is_changed else program
 
 
 # -- in a call ---------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class WindowWrite:
             if not any(_interferes(x, out, array) for x in inputs):
                 return tensor(kind, base._storage), out
         # Like eager mode, on whose order in memory the bits of later sums depend.
-        made = empty_like(array) if len(view_spec.boxes) == 1 else memory_pool.empty(kind.shape, kind.dtype)
-        copy_rest(made, array, view_spec)
-        return tensor_of(kind, (made,), ([],)), view_spec.of(backend, made)
+        copy = empty_like(array) if len(view_spec.boxes) == 1 else memory_pool.empty(kind.shape, kind.dtype)
+        copy_rest(copy, array, view_spec)
+        return tensor_of(kind, (copy,), ([],)), view_spec.of(backend, copy)
 
 
 def is_writable(base: ShardedTensor, array: Any) -> bool:
@@ -148,7 +148,7 @@ def _interferes(x: Any, out: HostArray, array: HostArray) -> bool:
 
 
 def copy_rest(out: HostArray, array: HostArray, view_spec: ViewSpec) -> None:
-    """Copies the elements outside of a view, or all where these are no few boxes."""
+    """Copies the elements outside of a view, or all where these are not a few boxes."""
     (*outer, box) = view_spec.boxes
     if outer or any(type(e) is tuple and e[2] != 1 and e[1] > 1 for e in box.entries):
         blockwise.copy_into(out, array)

@@ -187,7 +187,7 @@ def definition(kernel: Kernel, value: Value, moves: Callable[[Value], bool]) -> 
     Args:
         kernel: the kernel.
         value: the node.
-        moves: returns whether a value is no scalar where its elements are computed (see `c_expression`).
+        moves: returns whether a value is not a scalar where its elements are computed (see `c_expression`).
     """
     node = kernel.nodes[value - len(kernel.inputs)]
     scalar = node.name == "clip" and not any(moves(v) for v in node.operands[1:])
@@ -241,7 +241,7 @@ def neutral(node: Node) -> str:
 
 def has_c(kernel: Kernel) -> bool:
     """Returns whether every value of a kernel has a C type, and every node an expression."""
-    if any(given.dtype not in C_TYPES for given in kernel.inputs):
+    if any(operand.dtype not in C_TYPES for operand in kernel.inputs):
         return False
     for node in kernel.nodes:
         dtypes = [kernel.dtype(v) for v in node.operands]

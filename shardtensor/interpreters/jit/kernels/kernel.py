@@ -30,7 +30,8 @@ kernel over 2 dimensions, rows of 1:
   v5: f4 = divide v3 v4
   out v5
 
-An executor (`blocked`, `c_executor`) is called with the shape of the loop, the inputs and the arrays for the outputs:
+An executor (`numpy_executor`, `c_executor`) is called with the shape of the loop, the inputs and the arrays for the
+outputs:
 
 - inputs: arrays with ``ndim`` dimensions that broadcast to the shape, with any strides; for an input that varies along
   no dimension also a scalar or a 0-d array.
@@ -124,7 +125,7 @@ class Kernel:
 
     Raises:
         ArgumentError: a value is used before it is computed, a reduction has no rows or reduces a value that does not
-            vary within them, an output is no node, or an output per row varies within rows.
+            vary within them, an output is not a node, or an output per row varies within rows.
     """
 
     ndim: int
@@ -187,7 +188,7 @@ class Kernel:
     @cached_property
     def operands(self) -> tuple[tuple[np.dtype[Any], bool], ...]:
         """For each input its dtype, and whether it is a scalar."""
-        return tuple([(np.dtype(given.dtype), not any(given.varies)) for given in self.inputs])
+        return tuple([(np.dtype(operand.dtype), not any(operand.varies)) for operand in self.inputs])
 
     @cached_property
     def results(self) -> tuple[tuple[np.dtype[Any], bool], ...]:
@@ -207,9 +208,9 @@ class Kernel:
     def __str__(self) -> str:
         rows = f", rows of {self.row_ndim}" if self.row_ndim else ""
         lines = [f"kernel over {counted(self.ndim, 'dimension')}{rows}:"]
-        for k, given in enumerate(self.inputs):
-            dims = ", ".join([f"d{d}" for d, varies in enumerate(given.varies) if varies])
-            lines.append(f"  v{k}: {given.dtype}[{dims}]")
+        for k, operand in enumerate(self.inputs):
+            dims = ", ".join([f"d{d}" for d, varies in enumerate(operand.varies) if varies])
+            lines.append(f"  v{k}: {operand.dtype}[{dims}]")
         for k, node in enumerate(self.nodes, len(self.inputs)):
             name = f"reduce {node.name}" if node.reduces else node.name
             lines.append(f"  v{k}: {node.dtype} = {name} " + " ".join([f"v{v}" for v in node.operands]))
@@ -221,12 +222,18 @@ def dtype_name(dtype: Any) -> str:
     """Returns the name of a dtype in kernels: its kind and item size, such as ``"f4"``.
 
     Raises:
-        ArgumentTypeError: the elements are no bools or numbers of the machine's byte order.
+        ArgumentTypeError: the elements are not bools or numbers of the machine's byte order.
     """
-    given = np.dtype(dtype)
-    if given.kind not in "biufc" or not given.isnative or given.itemsize > 8 * (1 + (given.kind == "c")):
-        raise ArgumentTypeError(f"kernel: dtype {given} has no kernels; wanted bools, integers, floats or complex")
-    return str(given.str[1:])
+    numpy_dtype = np.dtype(dtype)
+    if (
+        numpy_dtype.kind not in "biufc"
+        or not numpy_dtype.isnative
+        or numpy_dtype.itemsize > 8 * (1 + (numpy_dtype.kind == "c"))
+    ):
+        raise ArgumentTypeError(
+            f"kernel: dtype {numpy_dtype} has no kernels; wanted bools, integers, floats or complex"
+        )
+    return str(numpy_dtype.str[1:])
 
 
 _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
@@ -275,11 +282,11 @@ class KernelBuilder:
         Raises:
             ArgumentTypeError: NumPy has no such function, or it is not defined for the dtypes.
         """
-        *taken, made = _loop_dtypes(name, tuple([self._promoting(v) for v in operands]))
+        *taken, result = _loop_dtypes(name, tuple([self._promoting(v) for v in operands]))
         cast = tuple([self.astype(v, dtype) for v, dtype in zip(operands, taken, strict=True)])
-        value = self._step(Node(name, cast, dtype_name(made)))
+        value = self._step(Node(name, cast, dtype_name(result)))
         if all(v in self._weak for v in operands):  # As Python computes with its scalars.
-            self._weak[value] = _PYTHON[made.kind]
+            self._weak[value] = _PYTHON[result.kind]
         return value
 
     def _promoting(self, value: Value) -> Any:
@@ -289,8 +296,8 @@ class KernelBuilder:
 
     def astype(self, value: Value, dtype: Any) -> Value:
         """Casts a value; returns the value itself if it has the dtype."""
-        wanted = dtype_name(dtype)
-        return value if self.dtype(value) == wanted else self._step(Node("astype", (value,), wanted))
+        name = dtype_name(dtype)
+        return value if self.dtype(value) == name else self._step(Node("astype", (value,), name))
 
     def reduce(self, name: str, value: Value) -> Value:
         """Reduces a value along the rows, in its own dtype: NumPy's promotion (sums of int32) is the caller's."""
@@ -312,18 +319,18 @@ class KernelBuilder:
 
 
 @functools.lru_cache(1 << 10)
-def _loop_dtypes(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def _loop_dtypes(name: str, dtypes: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the dtypes in which a function computes, those of the operands first, then that of the result."""
     if name in ("where", "clip"):  # No ufuncs of NumPy's public names.
-        alike = given[name == "where" :]
-        made = np.result_type(*[dtype if isinstance(dtype, np.dtype) else dtype(0) for dtype in alike])
-        return (*([np.dtype(bool)] if name == "where" else []), *[made] * (len(alike) + 1))
+        alike = dtypes[name == "where" :]
+        common = np.result_type(*[dtype if isinstance(dtype, np.dtype) else dtype(0) for dtype in alike])
+        return (*([np.dtype(bool)] if name == "where" else []), *[common] * (len(alike) + 1))
     function = getattr(np, name, None)
-    if not isinstance(function, np.ufunc) or function.nout != 1 or function.signature or function.nin != len(given):
+    if not isinstance(function, np.ufunc) or function.nout != 1 or function.signature or function.nin != len(dtypes):
         raise ArgumentTypeError(
-            f"kernel: {name} of {counted(len(given), 'operand')} is not an elementwise function of NumPy"
+            f"kernel: {name} of {counted(len(dtypes), 'operand')} is not an elementwise function of NumPy"
         )
     try:
-        return tuple(function.resolve_dtypes((*given, None)))
+        return tuple(function.resolve_dtypes((*dtypes, None)))
     except TypeError as error:
-        raise ArgumentTypeError(f"kernel: {name} is not defined for {given}") from error
+        raise ArgumentTypeError(f"kernel: {name} is not defined for {dtypes}") from error

@@ -26,11 +26,11 @@ def checked(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequen
             f"{kernel}"
         )
     for out, (dtype, per_row) in zip(outputs, kernel.results, strict=True):
-        wanted = shape[: kernel.ndim - kernel.row_ndim] if per_row else shape
-        if out.shape != wanted or out.dtype != dtype or not out.flags.writeable:
+        out_shape = shape[: kernel.ndim - kernel.row_ndim] if per_row else shape
+        if out.shape != out_shape or out.dtype != dtype or not out.flags.writeable:
             raise ShapeError(
                 f"kernel: an output is {out.dtype}{out.shape}, writable: {out.flags.writeable}; "
-                f"wanted a writable {dtype}{wanted}"
+                f"wanted a writable {dtype}{out_shape}"
             )
     return [_input(kernel, k, shape, x) for k, x in enumerate(inputs)]
 

@@ -59,7 +59,7 @@ def is_exact(kernel: Kernel, shape: Shape, inputs: Sequence[Any]) -> bool:
     row = shape[kernel.ndim - kernel.row_ndim :]
     if math.prod(row) > MOST_ROW or not all(all(kernel.varies(n.operands[0])) for n in ordered):
         return False
-    whole = [x for x, given in zip(inputs, kernel.inputs, strict=True) if all(given.varies)]
+    whole = [x for x, operand in zip(inputs, kernel.inputs, strict=True) if all(operand.varies)]
     return bool(whole) and all(x.shape == shape and x.flags.c_contiguous for x in whole)
 
 
@@ -125,11 +125,11 @@ def _block(
 def _store(program: _Program, values: Sequence[HostArray], outs: Sequence[HostArray]) -> None:
     """Writes the outputs that are not written yet."""
     kernel = program.kernel
-    for out, given in zip(outs, kernel.outputs, strict=True):
-        value = values[given.value]
+    for out, output in zip(outs, kernel.outputs, strict=True):
+        value = values[output.value]
         if value is not out:
             rows = value.shape[: kernel.ndim - kernel.row_ndim]
-            np.copyto(out, value.reshape(rows) if given.per_row else value)
+            np.copyto(out, value.reshape(rows) if output.per_row else value)
 
 
 def _in_memory_order(
@@ -183,8 +183,8 @@ class _Scratch:
     def array(self, slot: int, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
         """Returns the memory of a slot as an array."""
         size = math.prod(shape) * dtype.itemsize
-        made: HostArray = self._slots[slot][:size].view(dtype).reshape(shape)
-        return made
+        array: HostArray = self._slots[slot][:size].view(dtype).reshape(shape)
+        return array
 
 
 class _Program:
@@ -250,7 +250,7 @@ class _Program:
             if not node.reduces and not any(kernel.varies(first + k)) and values.keys() >= set(node.operands):
                 step.at = k
                 values[first + k] = self._functions[k](*[values[v] for v in node.operands], out=None)
-        return {v: made for v, made in values.items() if v >= first}
+        return {v: x for v, x in values.items() if v >= first}
 
     def evaluate(
         self, inputs: Sequence[HostArray], row: Shape, scratch: _Scratch | None, direct: dict[Value, HostArray],
@@ -315,8 +315,8 @@ def _function(node: Node, row_ndim: int) -> Callable[..., HostArray]:
         return functools.partial(_astype, dtype=np.dtype(node.dtype))
     if node.name == "where":
         return _where
-    made: Callable[..., HostArray] = getattr(np, node.name)
-    return made
+    function: Callable[..., HostArray] = getattr(np, node.name)
+    return function
 
 
 _REDUCING: dict[str, np.ufunc] = {
@@ -328,15 +328,15 @@ _REDUCING: dict[str, np.ufunc] = {
 def _mean(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...]) -> HostArray:
     total = np.add.reduce(x, axis=axes, keepdims=True, out=out)
     count = math.prod([x.shape[d] for d in axes])
-    made: HostArray = np.true_divide(total, count, out=total)
-    return made
+    mean: HostArray = np.true_divide(total, count, out=total)
+    return mean
 
 
 def _sum_of_squares(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...]) -> HostArray:
-    made: HostArray = sum_of_squares(x, tuple([x.ndim + d for d in axes]))
+    total: HostArray = sum_of_squares(x, tuple([x.ndim + d for d in axes]))
     if out is None:
-        return made
-    np.copyto(out, made)
+        return total
+    np.copyto(out, total)
     return out
 
 

@@ -72,36 +72,38 @@ def row_schedule(kernel: Kernel, *, stores: bool) -> RowSchedule:
         after = max([first[u] for u in node.operands]) + node.reduces
         first.append(first[moments[v]] if v in moments else after)
     stages: list[Stage] = []
-    given: set[Value] = set()
+    available: set[Value] = set()
     for s in range(max(first) + 1):
         reductions = tuple([v for v in totals if first[v] == s + 1])
-        wanted = [nodes[v].operands[0] for v in reductions if v not in moments]
+        targets = [nodes[v].operands[0] for v in reductions if v not in moments]
         if s == max(first):
-            wanted = [out.value for out in kernel.outputs if not out.per_row]
-        needed = needs(kernel, wanted, given)
+            targets = [out.value for out in kernel.outputs if not out.per_row]
+        needed = needs(kernel, targets, available)
         known = tuple([v for v in range(kernel.values) if first[v] == s and kernel.is_row(v)])
-        stages.append(Stage(known, needed, frozenset([v for v in needed if v not in nodes or v in given]), reductions))
-        given |= expensive.intersection(needed)
+        stages.append(
+            Stage(known, needed, frozenset([v for v in needed if v not in nodes or v in available]), reductions)
+        )
+        available |= expensive.intersection(needed)
     stored = tuple(sorted({v for stage in stages for v in stage.loads if v in nodes}))
     return RowSchedule(tuple(stages), totals, stored, moments)
 
 
-def needs(kernel: Kernel, wanted: Iterable[Value], given: Set[Value] = frozenset()) -> tuple[Value, ...]:
+def needs(kernel: Kernel, targets: Iterable[Value], available: Set[Value] = frozenset()) -> tuple[Value, ...]:
     """Returns the values that differ within a row and from which some are computed, these included, in order.
 
     Args:
         kernel: the kernel.
-        wanted: the values that are computed.
-        given: values that need not be computed.
+        targets: the values that are computed.
+        available: values that need not be computed.
     """
     seen: set[Value] = set()
-    left = list(wanted)
+    left = list(targets)
     while left:
         v = left.pop()
         if v not in seen and not kernel.is_row(v):
             seen.add(v)
             node = kernel.node(v)
-            left += node.operands if node is not None and v not in given else ()
+            left += node.operands if node is not None and v not in available else ()
     return tuple(sorted(seen))
 
 
@@ -111,5 +113,9 @@ def _mean_of(kernel: Kernel, node: Node) -> Value | None:
     if node.name != "sum_of_squares" or difference is None or difference.name != "subtract":
         return None
     x, mean = difference.operands
-    found = kernel.node(mean)
-    return mean if found is not None and found.reduces and (found.name, found.operands) == ("mean", (x,)) else None
+    mean_node = kernel.node(mean)
+    return (
+        mean
+        if mean_node is not None and mean_node.reduces and (mean_node.name, mean_node.operands) == ("mean", (x,))
+        else None
+    )

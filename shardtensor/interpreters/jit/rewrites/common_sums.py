@@ -53,9 +53,9 @@ def _common_sum(tensors: Sequence[ShardedTensor]) -> tuple[ShardedTensor, ...]:
     else:
         joined = shards_of(value, ()).make(value, _join, *map(shard_arrays, partials)).tensor()
     total = execute(OPS["add_partials"], (joined,), (True, 0, False, None))
-    made = tuple([_part(total, reduced(x._aval), begin) for x, begin in zip(tensors, ends, strict=False)])
-    track([tensors], made)
-    return tuple([y if x._is_scalar else mark_array(y) for x, y in zip(tensors, made, strict=True)])
+    parts = tuple([_part(total, reduced(x._aval), begin) for x, begin in zip(tensors, ends, strict=False)])
+    track([tensors], parts)
+    return tuple([y if x._is_scalar else mark_array(y) for x, y in zip(tensors, parts, strict=True)])
 
 
 def _part(total: ShardedTensor, value: Aval, begin: int) -> ShardedTensor:
@@ -87,8 +87,8 @@ def with_common_sums(program: Program, _: Setting) -> Program:
     """
     count = program.next_number()
     candidates = [(k, _sum_of(e, count + 2 * k)) for k, e in enumerate(program.equations)]
-    sums = _together(program, {k: found for k, found in candidates if found is not None})
-    sums = _together(program, {k: found for k, found in sums.items() if found.is_possible()})
+    sums = _together(program, {k: entry for k, entry in candidates if entry is not None})
+    sums = _together(program, {k: entry for k, entry in sums.items() if entry.is_possible()})
     return dataclasses.replace(program, equations=_Schedule(program, sums).equations) if sums else program
 
 
@@ -127,8 +127,8 @@ class _Sum:
         """Returns the equation that leaves the partial sums, if the program has none; it may be missing."""
         if self.reduction is None:
             return ()
-        made = without_addition(self.reduction, self.partials.kind.unreduced, self.partials.number)  # type: ignore[union-attr]
-        return () if made is None else (made,)
+        equation = without_addition(self.reduction, self.partials.kind.unreduced, self.partials.number)  # type: ignore[union-attr]
+        return () if equation is None else (equation,)
 
     def is_possible(self) -> bool:
         """Whether the partial sums can be left, and whether each device has a part in the sum: in eager mode, those
@@ -160,8 +160,8 @@ def _sum_of(equation: Equation, number: int) -> _Sum | None:
         return _Sum(equation, x, v) if reduced(x.kind) == kind else None
     total, reduction = v, equation
     after: Sequence[Equation] = ()
-    if equation.op.name == "mean" and (found := _mean_as_sum(equation, number + 1)) is not None:
-        reduction, after = found[0], found[1:]
+    if equation.op.name == "mean" and (equations := _mean_as_sum(equation, number + 1)) is not None:
+        reduction, after = equations[0], equations[1:]
         total = reduction.results
     axes = partial_axes(reduction)
     if not axes:
@@ -219,22 +219,22 @@ class _Schedule:
         self._close()
 
     def _add(self, k: int) -> None:
-        found = self._sums[k]
-        bucket = self._open.get(found.key, [])
+        entry = self._sums[k]
+        bucket = self._open.get(entry.key, [])
         if sum([self._sums[n].equation.results.kind.nbytes for n in [*bucket, k]]) > _MOST_BYTES:
             self._close()
-        self.equations += found.before()
-        self._open.setdefault(found.key, []).append(k)
-        self._missing.update(found.equation.makes())
+        self.equations += entry.before()
+        self._open.setdefault(entry.key, []).append(k)
+        self._missing.update(entry.equation.makes())
 
     def _close(self) -> None:
         """Adds the open sums, and the equations that need them."""
         for bucket in self._open.values():
-            found = [self._sums[k] for k in bucket]
+            entries = [self._sums[k] for k in bucket]
             self.equations.append(
-                Equation(COMMON_SUM, tuple([s.partials for s in found]), (), tuple([s.total for s in found]))
+                Equation(COMMON_SUM, tuple([s.partials for s in entries]), (), tuple([s.total for s in entries]))
             )
-            self.equations += [e for s in found for e in s.after]
+            self.equations += [e for s in entries for e in s.after]
         self.buckets += self._open.values()
         self.equations += self._later
         self._open, self._later, self._missing = {}, [], set()

@@ -44,13 +44,13 @@ COMMON_TRANSFER.parts.infer, COMMON_TRANSFER.parts.algorithm = _infer, _transfer
 def with_common_transfers(program: Program, _: Setting) -> Program:
     """Returns a program in which no value is transferred to one layout for several equations."""
     count = program.next_number()
-    wanted: dict[tuple[Var, NamedSharding], list[int]] = {}
+    users_of: dict[tuple[Var, NamedSharding], list[int]] = {}
     for k, equation in enumerate(program.equations):
         for key in _transferred(equation):
-            wanted.setdefault(key, []).append(k)
+            users_of.setdefault(key, []).append(k)
     equations = list(program.equations)
     before: dict[int, list[Equation]] = {}
-    for (v, target), users in wanted.items():
+    for (v, target), users in users_of.items():
         if len(users) < 2 or any(sum(x == v for x, _ in _transferred(equations[k])) != 1 for k in users):
             continue
         assert isinstance(v.kind, Aval)
@@ -66,8 +66,8 @@ def with_common_transfers(program: Program, _: Setting) -> Program:
         before.setdefault(users[0], []).append(once)
         for k, e in changed.items():
             equations[k] = e
-    made = [e for k, equation in enumerate(equations) for e in (*before.get(k, ()), equation)]
-    return dataclasses.replace(program, equations=made) if before else program
+    new_equations = [e for k, equation in enumerate(equations) for e in (*before.get(k, ()), equation)]
+    return dataclasses.replace(program, equations=new_equations) if before else program
 
 
 def _transferred(equation: Equation) -> list[tuple[Var, NamedSharding]]:

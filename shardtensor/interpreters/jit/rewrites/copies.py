@@ -54,7 +54,7 @@ def _is_copy(equation: Equation) -> bool:
 def _renamed(equation: Equation, names: dict[Var, Var]) -> Equation:
     if not names:
         return equation
-    made = with_operands(equation, names)
-    if type(made.results) is Var and made.results in names:
-        return dataclasses.replace(made, results=names[made.results])
-    return made
+    copy = with_operands(equation, names)
+    if type(copy.results) is Var and copy.results in names:
+        return dataclasses.replace(copy, results=names[copy.results])
+    return copy

@@ -36,8 +36,8 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     chosen = [k for part in first.parts() if first.saves(part) for k in part]
     if not chosen:
         return program
-    made = first if len(chosen) == len(candidates) else _Deferral(program, chosen, count, exact)
-    return dataclasses.replace(program, equations=made.equations)
+    deferral = first if len(chosen) == len(candidates) else _Deferral(program, chosen, count, exact)
+    return dataclasses.replace(program, equations=deferral.equations)
 
 
 def partial_axes(equation: Equation) -> Sequence[str]:
@@ -61,9 +61,11 @@ def without_addition(equation: Equation, axes: Sequence[str], number: int) -> Eq
     op, kind = equation.op.placed, equation.results.kind
     assert op is not None
     spec = P(*kind.sharding.spec.chains_of(kind.ndim), unreduced=frozenset(axes))
-    made = dataclasses.replace(equation, op=op, params=(*equation.params, kind.sharding.with_spec(spec)))
-    result = result_of(made)
-    return dataclasses.replace(made, results=Var(number, result)) if result is not None and result.unreduced else None
+    partial = dataclasses.replace(equation, op=op, params=(*equation.params, kind.sharding.with_spec(spec)))
+    result = result_of(partial)
+    return (
+        dataclasses.replace(partial, results=Var(number, result)) if result is not None and result.unreduced else None
+    )
 
 
 class _Deferral:
@@ -87,17 +89,17 @@ class _Deferral:
         numbers = {k: bit for bit, k in enumerate(deferred)}
         self._deferred = list(deferred)
         for k, equation in enumerate(program.equations):
-            made = self._reduction(equation, 1 << numbers[k]) if k in numbers else self._rewritten(equation)
-            self.equations += made
+            equations = self._reduction(equation, 1 << numbers[k]) if k in numbers else self._rewritten(equation)
+            self.equations += equations
         for v in sorted(self._unreduced, key=lambda v: v.number):
             if v in self._outputs and v not in self._added:
                 self.equations.append(self._addition(v))
                 self._touched.append((self._bits[v], [], self.equations[-1:]))
 
     def _new(self, kind: ValueKind) -> Var:
-        made = Var(self._count, kind)
+        v = Var(self._count, kind)
         self._count += 1
-        return made
+        return v
 
     def _reduction(self, equation: Equation, bit: int) -> list[Equation]:
         """Returns the reduction without the sum of its partial results."""
@@ -106,13 +108,13 @@ class _Deferral:
         equation = before[-1]
         if type(equation.results) is not Var or equation.results is not v:
             return before
-        made = without_addition(equation, axes, self._count)
-        if made is None:
+        partial = without_addition(equation, axes, self._count)
+        if partial is None:
             return before
         self._count += 1
-        self._unreduced[v], self._bits[v] = made.results, bit
-        self._touched.append((bit, [equation], [made]))
-        return [*before[:-1], made]
+        self._unreduced[v], self._bits[v] = partial.results, bit
+        self._touched.append((bit, [equation], [partial]))
+        return [*before[:-1], partial]
 
     def _rewritten(self, equation: Equation) -> list[Equation]:
         """Returns an equation, which takes unreduced operands where it is linear in them, after the sums of others."""
@@ -130,11 +132,11 @@ class _Deferral:
                 linear.results = self._unreduced[v]
             self._touched.append((bits, [equation], [linear]))
             return [linear]
-        made = [self._addition(v) for v in sums if v not in self._added]
+        additions = [self._addition(v) for v in sums if v not in self._added]
         narrow = {v: self._narrow[v] for v in sums if v in self._narrow}
         changed = with_operands(equation, narrow) if narrow else equation
-        self._touched.append((bits, [equation], [*made, changed]))
-        return [*made, changed]
+        self._touched.append((bits, [equation], [*additions, changed]))
+        return [*additions, changed]
 
     def _linear(self, equation: Equation) -> Equation | None:
         """Returns an equation that is linear in its unreduced operands, or transfers them, with these operands; its
@@ -151,8 +153,8 @@ class _Deferral:
         if equation.into is not None:
             (base,), view_spec = changed.operands, equation.into
             value = aval_of_view(base.kind, view_spec.chains, view_spec.shape, view_spec.part, base.kind.unreduced)
-            made = dataclasses.replace(changed, results=Var(-1, value), window=value)
-            return made if view_spec.part is None else None
+            write = dataclasses.replace(changed, results=Var(-1, value), window=value)
+            return write if view_spec.part is None else None
         result = result_of(changed)
         moved = equation.op.name == "transfer_to" and result == equation.results.kind
         if result is None or not (result.unreduced or moved):
@@ -164,16 +166,16 @@ class _Deferral:
         self._added.add(v)
         kind, target = v.kind, self._narrow_layout(v)
         assert isinstance(kind, Aval)
-        sharding, made = kind.sharding, v
+        sharding, total = kind.sharding, v
         if target is not None:
             sharding = target
-            made = self._narrow[v] = self._new(aval(kind.shape, kind.dtype, target, kind.committed))
+            total = self._narrow[v] = self._new(aval(kind.shape, kind.dtype, target, kind.committed))
         params = (sharding, "jit", kind.committed, False, None)
-        return Equation(OPS["transfer_to"], (self._unreduced[v],), params, made)
+        return Equation(OPS["transfer_to"], (self._unreduced[v],), params, total)
 
     def _narrow_layout(self, v: Var) -> NamedSharding | None:
         """Returns the layout to which all equations that need the elements of a value transfer it, if there is one."""
-        found: set[NamedSharding] = set()
+        targets: set[NamedSharding] = set()
         if v in self._outputs:
             return None
         for equation in self._users[v]:
@@ -186,10 +188,10 @@ class _Deferral:
                 if x == v and type(x) is Var:
                     if transfer is None or transfer.target == v.kind.sharding:  # type: ignore[union-attr]
                         return None
-                    found.add(transfer.target)
-        if len(found) != 1:
+                    targets.add(transfer.target)
+        if len(targets) != 1:
             return None
-        (target,) = found
+        (target,) = targets
         kind = dataclasses.replace(v, kind=aval(v.kind.shape, v.kind.dtype, target, v.kind.committed))  # type: ignore[union-attr]
         same = all(result_of(with_operands(e, {v: kind})) == e.results.kind for e in self._users[v])
         return target if same else None
