@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
-from shardtensor.files.data_types import DType, dtype_of, fill_of, name_of, zero_of
-from shardtensor.files.grids import Shape
+from shardtensor.files.chunk_grids import Shape
+from shardtensor.files.zarr_types import DType, dtype_of, fill_of, name_of, zero_of
 from shardtensor.host.summation_order import HostArray
 from shardtensor.host.units import counted
 
@@ -106,7 +106,7 @@ GroupMetadata = dict[str, Any]
 def array_metadata(
     shape: Shape, dtype: DType, chunk: Shape, inner: Shape, attributes: Mapping[str, Any] | None = None
 ) -> ArrayMetadata:
-    """Returns the metadata of an array that is written, cut as `shardtensor.files.grids.plan_grid` says.
+    """Returns the metadata of an array that is written, cut as `shardtensor.files.chunk_grids.plan_grid` says.
 
     Raises:
         ArgumentTypeError: its dtype cannot be stored.

@@ -19,7 +19,7 @@ from shardtensor.errors import ArgumentError
 from shardtensor.files.ahead import HELD, ahead
 from shardtensor.files.atomic import DISK, Disk, make_folder, naming, write_file
 from shardtensor.files.checksums import bytes_of, combined, crc32c
-from shardtensor.files.grids import Box, Shape, chunk_box, chunks_of, intersection, size_of, slabs
+from shardtensor.files.chunk_grids import Box, Shape, chunk_box, chunks_of, intersection, size_of, slabs
 from shardtensor.files.metadata import MOST, ArrayMetadata, GroupMetadata, parse, text_of_array, text_of_group
 from shardtensor.files.paths import check_name, opened, read_into, read_text
 from shardtensor.host import memory_pool

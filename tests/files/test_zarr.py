@@ -17,7 +17,7 @@ import pytest
 from shardtensor.backend.small_floats import SMALL_FLOATS, small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.checksums import crc32c
-from shardtensor.files.grids import Box, plan_grid
+from shardtensor.files.chunk_grids import Box, plan_grid
 from shardtensor.files.metadata import array_metadata
 from shardtensor.files.zarr import ZarrArray, children, open_child, open_node, write_array, write_chunk, write_group
 from tests.draws import drawn

@@ -24,6 +24,7 @@ SMALL = {
     "shardtensor.__main__": "Python runs it: `python -m shardtensor`",
     "shardtensor.communication.local_engine": "an entry point names it",
     "shardtensor.engine": "a public module, which the authors of engines import",
+    "shardtensor.files.ahead": "threads, of which the formats know nothing",
     "shardtensor.functions.batching.batched_drawing": "the rows of one subject, as those of indexing and searching are",
     "shardtensor.functions.placement.names": "an operator; the public module of policies shows policies only",
     "shardtensor.interpreters.partial_sum_reads": "it runs plans, which `execution.linear` is a part of: a cycle else",

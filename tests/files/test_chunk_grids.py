@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardtensor.errors import ShardingError
-from shardtensor.files.grids import Box, Grid, chunk_box, cut_over_replicas, plan_grid, size_of, slabs, tiled
+from shardtensor.files.chunk_grids import Box, Grid, chunk_box, cut_over_replicas, plan_grid, size_of, slabs, tiled
 from tests.draws import drawn
 
 MIB = 1 << 20
