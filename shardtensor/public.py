@@ -40,6 +40,7 @@ from numpy import (
     uint8 as uint8,
 )
 
+import shardtensor.checkpoint as checkpoint
 import shardtensor.checkpoint_policies as checkpoint_policies
 import shardtensor.custom_derivatives as custom_derivatives
 import shardtensor.distributed as distributed

@@ -213,6 +213,17 @@ def leftovers(path: str, *kinds: str) -> list[str]:
     return [name for _, name in sorted(names, reverse=True)]
 
 
+def leftovers_in(folder: str) -> list[str]:
+    """Returns the paths in a folder beside which there are names that `name_beside` gives.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with naming(folder), os.scandir(folder) as entries:
+        names = {match[1] for entry in entries if (match := _BESIDE.fullmatch(entry.name))}
+    return [os.path.join(folder, name) for name in sorted(names)]
+
+
 def is_leftover(name: str) -> bool:
     """Whether the name of a file or folder is one that `name_beside` gives."""
     return _BESIDE.fullmatch(name) is not None

@@ -99,7 +99,10 @@ class ArrayMetadata:
         return 0 if self.index is None else 16 * math.prod(self.per_chunk) + 4 * self.index.checked
 
 
-GroupMetadata = dict[str, Any]
+Object = dict[str, Any]
+"""An object of JSON."""
+
+GroupMetadata = Object
 """The attributes of a group."""
 
 
@@ -196,19 +199,19 @@ def parse(content: bytes, name: str) -> ArrayMetadata | GroupMetadata:
 def _array(node: dict[str, Any], attributes: dict[str, Any], name: str) -> ArrayMetadata:
     if node.get("storage_transformers"):
         raise ArgumentTypeError(f"{name}: its storage_transformers are an extension that is not read")
-    shape = _shape(node["shape"], "shape", 0, name)
+    shape = shape_of(node["shape"], "shape", 0, name)
     dtype = dtype_of(node["data_type"], attributes, name)
     grid, settings = _named(node["chunk_grid"], "chunk_grid", name)
     if grid != "regular":
         raise ArgumentTypeError(f"{name}: its chunk_grid is {_shown(grid)}; only 'regular' is read")
-    chunk = _shape(settings.get("chunk_shape"), "chunk_shape", 1, name)
+    chunk = shape_of(settings.get("chunk_shape"), "chunk_shape", 1, name)
     if len(chunk) != len(shape):
         raise ArgumentError(f"{name} is broken: chunks of shape {chunk} of an array of shape {shape}")
     codecs = _codecs(node["codecs"], "codecs", name)
     inner, index, index_first = chunk, None, False
     if [codec for codec, _ in codecs] == ["sharding_indexed"]:
         ((_, settings),) = codecs
-        inner = _shape(settings.get("chunk_shape"), "the chunk_shape of its shards", 1, name)
+        inner = shape_of(settings.get("chunk_shape"), "the chunk_shape of its shards", 1, name)
         if len(inner) != len(chunk) or any(c % i for c, i in zip(chunk, inner, strict=True)):
             raise ArgumentError(f"{name} is broken: inner chunks of shape {inner} in chunks of shape {chunk}")
         codecs = _codecs(settings.get("codecs"), "the codecs of its shards", name)
@@ -274,7 +277,18 @@ def _object(value: Any, what: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _shape(value: Any, what: str, least: int, name: str) -> Shape:
+def shape_of(value: Any, what: str, least: int, name: str) -> Shape:
+    """Returns the shape that a list of JSON is.
+
+    Args:
+        value: the list.
+        what: what it is, for errors.
+        least: the smallest size that is accepted.
+        name: the name of the file, for errors.
+
+    Raises:
+        ArgumentError: it is no list of such sizes.
+    """
     sizes = isinstance(value, list) and len(value) <= _DIMENSIONS
     if not sizes or not all(type(n) is int and least <= n <= _LARGEST for n in value):
         raise ArgumentError(

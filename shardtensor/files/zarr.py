@@ -74,7 +74,7 @@ def _write_text(folder: str, text: bytes, disk: Disk) -> Written:
 
 
 def write_chunk(
-    folder: str, metadata: ArrayMetadata, index: Shape, pieces: Sequence[tuple[Box, HostArray]], disk: Disk = DISK
+    folder: str, metadata: ArrayMetadata, index: Shape, pieces: Sequence[tuple[Box, Any]], disk: Disk = DISK
 ) -> Written:
     """Writes and flushes the file of an outer chunk.
 
@@ -83,7 +83,8 @@ def write_chunk(
         metadata: its metadata, as `array_metadata` gives it.
         index: the index of the chunk.
         pieces: boxes of the array with their elements, which together have each element of the chunk once; they may
-            reach beyond it. Where an inner chunk is contiguous in one of them, it is written without a copy.
+            reach beyond it. Their elements are arrays, or objects that return arrays when slices and an ellipsis index
+            them. Where an inner chunk is contiguous in one of them, it is written without a copy.
         disk: the operations on the file system.
 
     Raises:
@@ -114,7 +115,7 @@ class _Encoder:
 
     metadata: ArrayMetadata
     index: Shape
-    pieces: Sequence[tuple[Box, HostArray]]
+    pieces: Sequence[tuple[Box, Any]]
     checksum: int = 0
     scratch: list[HostArray | None] = field(default_factory=lambda: [None] * HELD)
 

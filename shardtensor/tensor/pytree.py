@@ -7,6 +7,7 @@ order. optree is imported on first use.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -172,6 +173,32 @@ def items_of(tree: Any) -> list[tuple[str, Any]] | None:
     if spec is None:
         return None
     return list(zip([accessor.codify("") for accessor in spec.accessors()], children, strict=True))
+
+
+def keys_of(tree: Any) -> list[tuple[Any, Any]] | None:
+    """Returns the entries of the outermost container, each with its key; None for a leaf.
+
+    The key is that of a dict, the index of a list, the field of a named tuple, and of an object of a registered class
+    the field that has the child, or the number of the child if it is not a field.
+    """
+    children, spec = _one_level(tree)
+    if spec is None:
+        return None
+    keys: list[Any] = spec.entries()
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        keys = list(tree._fields)
+    elif not isinstance(tree, (dict, list, tuple, deque)):
+        fields = [(name, value) for name in _fields_of(tree) if (value := getattr(tree, name, tree)) is not tree]
+        for number, child in enumerate(children):
+            owner = next((name for name, value in fields if value is child and name not in keys), None)
+            keys[number] = keys[number] if owner is None else owner
+    return list(zip(keys, children, strict=True))
+
+
+def _fields_of(x: Any) -> list[str]:
+    """Returns the names of the fields of a dataclass, an attrs class or an ordinary object."""
+    declared = getattr(x, "__dataclass_fields__", None) or [a.name for a in getattr(x, "__attrs_attrs__", ())]
+    return list(declared or getattr(x, "__dict__", ()))
 
 
 def _one_level(tree: Any) -> tuple[list[Any], PyTreeSpec | None]:

@@ -1,0 +1,149 @@
+"""The layouts of tensors in a checkpoint: meshes by the numbers of their devices, so that they exist on other machines.
+
+A layout never decides where an element is in a file. It is read only to place a tensor that no other layout is given
+for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardtensor.backend.device import MEMORY_KINDS
+from shardtensor.backend.registry import devices, is_remote, load, local_devices
+from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
+from shardtensor.files.metadata import Object
+from shardtensor.sharding.layout import NamedSharding, as_sharding
+from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.spec import Chain, P
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a tensor.
+
+    Attributes:
+        axes: the names and sizes of the axes of its mesh.
+        backend: the name of the backend.
+        numbers: the numbers of the devices, among all devices of the backend in `st.devices`.
+        local: whether each process had a tensor of its own, on its own devices, of which these are the numbers.
+        chains: the mesh axes that split each dimension.
+        memory_kind: the memory kind.
+        committed: whether the tensor was placed explicitly.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    backend: str
+    numbers: tuple[int, ...]
+    local: bool
+    chains: tuple[Chain, ...]
+    memory_kind: str
+    committed: bool
+
+    def to_json(self) -> Object:
+        """Returns an object of JSON."""
+        return {
+            "mesh": [[name, size] for name, size in self.axes], "spec": [list(chain) for chain in self.chains],
+            "backend": self.backend, "devices": list(self.numbers), "local": self.local,
+            "memory_kind": self.memory_kind, "committed": self.committed,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        mesh = " x ".join(f"{name}={size}" for name, size in self.axes)
+        return f"{P(*self.chains)} on {mesh}{'' if self.memory_kind == 'device' else f', {self.memory_kind}'}"
+
+
+def layout_of(sharding: NamedSharding, committed: bool, spans: bool, in_job: bool) -> Layout:
+    """Returns the layout of a tensor.
+
+    Args:
+        sharding: its sharding.
+        committed: whether it was placed explicitly.
+        spans: whether its devices belong to several processes.
+        in_job: whether there are several processes.
+    """
+    mesh = sharding.mesh
+    backend = mesh.flat[0].backend
+    local = in_job and not spans and not any(map(is_remote, mesh.flat))
+    return Layout(
+        tuple(mesh.shape.items()), backend, _numbers(mesh, local), local, sharding.spec.chains, sharding.memory_kind,
+        committed,
+    )  # fmt: skip
+
+
+@functools.lru_cache(256)
+def _numbers(mesh: Mesh, local: bool) -> tuple[int, ...]:
+    backend = mesh.flat[0].backend
+    known = {device: k for k, device in enumerate((local_devices if local else devices)(backend))}
+    return tuple([known[device] for device in mesh.flat])
+
+
+def layout_from_json(content: Object, ndim: int, name: str) -> Layout:
+    """Returns the layout of a tensor of ``ndim`` dimensions that an object of JSON has.
+
+    Raises:
+        ArgumentError: it is broken.
+    """
+    try:
+        axes = tuple([(str(axis), _size(size)) for axis, size in content["mesh"]])
+        numbers = tuple(map(_size, content["devices"]))
+        chains = tuple([tuple(map(str, chain)) for chain in content["spec"]])
+        sizes = dict(axes)
+        P(*chains)
+        if (
+            len(sizes) != len(axes) or len({*numbers}) != len(numbers) or not numbers
+            or math.prod(sizes.values()) != len(numbers) or len(chains) > ndim
+            or any(axis not in sizes for chain in chains for axis in chain)
+            or content["memory_kind"] not in MEMORY_KINDS
+        ):  # fmt: skip
+            raise ValueError("its parts do not fit")
+        return Layout(
+            axes, str(content["backend"]), numbers, bool(content["local"]), chains, content["memory_kind"],
+            bool(content["committed"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, ShardTensorError) as error:
+        raise ArgumentError(f"{name}: its layout {str(content)[:200]} is broken ({error})") from None
+
+
+def _size(n: object) -> int:
+    if type(n) is not int or not 0 <= n < 1 << 31:
+        raise ValueError(n)
+    return n
+
+
+def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
+    """Returns the sharding of a tensor with a layout on the devices that exist, and whether it is committed to it.
+
+    It is the layout itself where its devices exist, or the mesh in use has axes of these names and sizes. Otherwise the
+    default mesh splits the first dimension, and the tensor is not committed, because no caller chose the mesh.
+    """
+    mesh = default_mesh()
+    if mesh.size == 1 or tuple(mesh.shape.items()) != layout.axes:  # Of single devices, each is a mesh of its own.
+        known = _mesh(layout)
+        if known is None:
+            return as_sharding(mesh, ndim, "restore").with_memory_kind(layout.memory_kind), False
+        mesh = known
+    return NamedSharding(mesh, P(*layout.chains), memory_kind=layout.memory_kind), layout.committed
+
+
+def _mesh(layout: Layout) -> Mesh | None:
+    """Returns the mesh of a layout; None if this machine lacks devices of it."""
+    try:
+        load(layout.backend)
+    except (ArgumentError, BackendError):  # It is not installed, or cannot be used here.
+        there = (local_devices if layout.local else devices)()
+    else:
+        there = (local_devices if layout.local else devices)(layout.backend)
+    if max(layout.numbers) >= len(there):
+        return None
+    return _mesh_of(layout.axes, tuple([there[k] for k in layout.numbers]))
+
+
+@functools.lru_cache(256)
+def _mesh_of(axes: tuple[tuple[str, int], ...], chosen: tuple[object, ...]) -> Mesh:
+    grid = np.empty(len(chosen), object)
+    grid[:] = chosen
+    return Mesh(grid.reshape([size for _, size in axes]), tuple([name for name, _ in axes]))

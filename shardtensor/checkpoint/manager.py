@@ -1,0 +1,234 @@
+"""`Manager`: the checkpoints of a program in one folder, by the numbers of its steps."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Any
+
+from shardtensor.checkpoint import writing
+from shardtensor.checkpoint.manifest import is_checkpoint
+from shardtensor.checkpoint.restoring import restored
+from shardtensor.checkpoint.together import JobPart
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.files.atomic import DISK, find_folder, flush_folder, leftovers_in, recover, remove_folder
+from shardtensor.host.limits import in_main_thread
+from shardtensor.sharding.layout import Where
+
+_DIGITS = 8
+_NAME = re.compile(r"\d{8,}")
+_LAST = 10**15
+"""The largest number of a step."""
+
+
+class Manager:
+    """The checkpoints of a program, each a folder with the number of its step. It is a context manager, which waits for
+    the last one at its end.
+
+    In a job, all processes make one with the same arguments, and call its methods together. Programs that only read may
+    use the folder at the same time, and no other program may write to it.
+
+    Args:
+        directory: the folder, which is created if only its parent exists.
+        keep: how many of the last checkpoints are kept; None for all.
+        every: `save` writes a checkpoint only at steps that are multiples of this number.
+        keep_every: checkpoints of steps that are multiples of this number are kept, too.
+        memory: see `save`.
+        timeout: see `save`.
+        on_sigterm: whether SIGTERM, which schedulers send before they end a job, makes the next call of `save` write a
+            checkpoint of its step, and then end the program as the signal does by default. In a job, each call of
+            `save` then exchanges a few bytes.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: an argument is not accepted.
+        OSError: the folder cannot be created or read.
+
+    >>> folder = __import__("tempfile").mkdtemp()
+    >>> with st.checkpoint.Manager(folder, keep=2) as manager:
+    ...     for step in range(4):
+    ...         manager.save(step, {"w": st.arange(6.0) * step}) and None
+    >>> manager.steps(), manager.restore()["w"].tolist()
+    ([2, 3], [0.0, 3.0, 6.0, 9.0, 12.0, 15.0])
+    """
+
+    def __init__(
+        self, directory: writing.Path, *, keep: int | None = None, every: int = 1, keep_every: int | None = None,
+        memory: int | None = None, timeout: float | None = None, on_sigterm: bool = False,
+    ) -> None:  # fmt: skip
+        name = "checkpoint.Manager"
+        self.directory = writing.checked_path(directory, name)
+        self._keep = None if keep is None else int(writing.checked_number(keep, "keep", name, 1))
+        self._every = int(writing.checked_number(every, "every", name, 1))
+        self._keep_every = (
+            None if keep_every is None else int(writing.checked_number(keep_every, "keep_every", name, 1))
+        )
+        self._memory, self._timeout = memory, timeout
+        self._is_clean = False
+        self._is_ending = False
+        self._handler: Any = None
+        self._on_sigterm = on_sigterm
+        JobPart(name).together("directory", self._make_directory)
+        if on_sigterm:
+            if not in_main_thread():
+                raise ArgumentError(f"{name}: on_sigterm=True needs the main thread, in which Python handles signals")
+            self._handler = signal.signal(signal.SIGTERM, self._note_sigterm)
+
+    def _make_directory(self) -> None:
+        try:
+            os.mkdir(self.directory)
+        except FileExistsError:
+            if not os.path.isdir(self.directory):
+                raise
+        else:
+            flush_folder(os.path.dirname(self.directory))
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def save(self, step: int, tree: Any) -> bool:
+        """Writes a checkpoint in the background, if the step is a multiple of ``every``.
+
+        A save before it is completed first. When the new one is complete, checkpoints that are not to be kept are
+        deleted.
+
+        Args:
+            step: the number of the step, from 0 on.
+            tree: see `shardtensor.checkpoint.save`.
+
+        Returns:
+            Whether a checkpoint is written.
+
+        Raises:
+            FileExistsError: there is a checkpoint of the step.
+            ArgumentError, ArgumentTypeError, DistributedError, OSError: see `shardtensor.checkpoint.save`; the errors
+                of saves before are raised, too.
+        """
+        number = _checked_step(step, "checkpoint.Manager.save")
+        writing.check()
+        ends = self._on_sigterm and self._is_told_to_end()
+        if number % self._every and not ends:
+            return False
+        writing.start(
+            self._path(number), tree, "checkpoint.Manager.save", timeout=self._timeout, memory=self._memory,
+            before=self._clean, after=self._delete_others,
+        )  # fmt: skip
+        if ends:
+            self.wait()
+            self._end()
+        return True
+
+    def wait(self) -> None:
+        """Waits until the save in the background is complete; see `shardtensor.checkpoint.wait`."""
+        writing.finish()
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self.directory, f"{step:0{_DIGITS}d}")
+
+    def _clean(self) -> None:
+        """Removes what killed programs have left in the folder, before the first save."""
+        if not self._is_clean:
+            for path in leftovers_in(self.directory):
+                if _NAME.fullmatch(os.path.basename(path)):
+                    recover(path)
+        self._is_clean = True
+
+    def _delete_others(self) -> None:
+        """Deletes the checkpoints that are not kept."""
+        if self._keep is None:
+            return
+        steps = _steps(self.directory)
+        for step in steps[: -self._keep]:
+            if self._keep_every is None or step % self._keep_every:
+                remove_folder(self._path(step), DISK)
+
+    # -- SIGTERM -----------------------------------------------------------------------------------
+
+    def _note_sigterm(self, *_: object) -> None:
+        self._is_ending = True
+
+    def _is_told_to_end(self) -> bool:
+        """Whether any process was told to end."""
+        texts = JobPart("checkpoint.Manager.save", self._timeout).gather("SIGTERM", "ends" if self._is_ending else "")
+        return any(texts)
+
+    def _end(self) -> None:
+        """Ends the program as SIGTERM does where no handler was set, or calls the handler that was."""
+        self._put_back_handler()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _put_back_handler(self) -> None:
+        if self._on_sigterm:
+            signal.signal(signal.SIGTERM, self._handler if self._handler is not None else signal.SIG_DFL)
+            self._on_sigterm = False
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Waits for the last save, and puts back the handler of SIGTERM."""
+        try:
+            self.wait()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"the checkpoint in the background has failed, too: {failure}")
+        finally:
+            was_told = self._is_ending
+            self._put_back_handler()
+        if was_told and error is None:
+            self._end()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all complete checkpoints, in order; the same in all processes."""
+        job = JobPart("checkpoint.Manager.steps", self._timeout)
+        found = job.together("steps", lambda: _steps(self.directory) if not job.index else [])
+        text = job.gather("numbers of steps", " ".join(map(str, found)))[0]
+        return [int(step) for step in text.split()]
+
+    def latest(self) -> int | None:
+        """Returns the step of the last complete checkpoint; None if there is none."""
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def restore(
+        self, step: int | None = None, like: Any = None, *, only: str | Collection[str] | None = None,
+        rename: Mapping[str, str] | None = None, device: Where | None = None,
+    ) -> Any:  # fmt: skip
+        """Returns the tree of a checkpoint, by default the last complete one; see `shardtensor.checkpoint.restore`.
+
+        Raises:
+            ArgumentError: there is no checkpoint of the step, or none at all.
+        """
+        caller = "checkpoint.Manager.restore"
+        number = self.latest() if step is None else _checked_step(step, caller)
+        if number is None:
+            raise ArgumentError(
+                f"{caller}: there is no checkpoint in {self.directory}; latest() is None then, and the program starts "
+                "from the beginning"
+            )
+        return restored(self._path(number), like, only, rename or {}, device, caller)
+
+
+def _checked_step(step: Any, caller: str) -> int:
+    try:
+        number = int(step.__index__())
+    except (AttributeError, TypeError):
+        raise ArgumentTypeError(f"{caller}: step is {step!r:.60}, {type_text(step)}; wanted an integer") from None
+    if not 0 <= number < _LAST:
+        raise ArgumentError(f"{caller}: step is {number}; wanted a number from 0 to {_LAST}")
+    return number
+
+
+def _steps(directory: str) -> list[int]:
+    """Returns the steps of the complete checkpoints in a folder, in order."""
+    names = {*os.listdir(directory), *map(os.path.basename, leftovers_in(directory))}
+    steps = []
+    for name in names:
+        folder = find_folder(os.path.join(directory, name)) if _NAME.fullmatch(name) else None
+        if folder is not None and is_checkpoint(folder):
+            steps.append(int(name))
+    return sorted(steps)

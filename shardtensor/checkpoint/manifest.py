@@ -1,0 +1,216 @@
+"""The manifest of a checkpoint, ``checkpoint.json``: its tree, and of each array its dtype, shape, layout and files.
+
+The first entry of the text is the CRC-32C of the text in which eight zeros stand for it. The manifest is written last:
+a folder without a valid one is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardtensor.checkpoint import values
+from shardtensor.checkpoint.layouts import Layout, layout_from_json
+from shardtensor.checkpoint.trees import Node, names_of, tree_from_json, tree_to_json
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.files.atomic import find_folder
+from shardtensor.files.checksums import crc32c
+from shardtensor.files.metadata import Object, parse_json, shape_of
+from shardtensor.files.paths import check_name, read_text
+from shardtensor.files.zarr_types import DType, dtype_of, name_of
+from shardtensor.sharding.layout import Shape
+
+FILE = "checkpoint.json"
+"""The name of the manifest in the folder."""
+
+FORMAT = "shardtensor.checkpoint"
+VERSION = 1
+"""The version of the format: readers refuse later ones."""
+
+_MOST = 1 << 28
+"""The bytes that a manifest has at most."""
+
+_HEAD = re.compile(rb'\{"crc32c": "([0-9a-f]{8})", ')
+
+FileRow = tuple[int, int]
+"""The size of a file, and its CRC-32C."""
+
+Files = dict[str, FileRow]
+"""Files by their paths below a folder."""
+
+
+@dataclass(frozen=True)
+class ArrayRecord:
+    """An array of a checkpoint.
+
+    Attributes:
+        name: its name, the path of its folder.
+        shape: its shape.
+        dtype: its dtype.
+        layout: the layout of the tensor; None for an array of NumPy.
+        scalar: whether the tensor is one that cannot be written, as the sum of all elements.
+        files: the files below the folder of the array.
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    layout: Layout | None
+    scalar: bool = False
+    files: Files = field(default_factory=dict, compare=False)
+
+    def to_json(self) -> Object:
+        """Returns an object of JSON."""
+        data_type, attributes = name_of(self.dtype)
+        return {
+            "shape": list(self.shape), "data_type": data_type, **({"attributes": attributes} if attributes else {}),
+            "layout": None if self.layout is None else self.layout.to_json(),
+            **({"scalar": True} if self.scalar else {}),
+            "files": _files_to_json(self.files),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a manifest.
+
+    Attributes:
+        tree: the tree, whose leaves are objects of JSON: of arrays ``{"array": name}``, of other values see `values`.
+        arrays: the arrays by their names.
+        files: the files that belong to no array, the metadata of groups.
+        crc32c: the checksum.
+    """
+
+    tree: Node[Object] | Object
+    arrays: Mapping[str, ArrayRecord]
+    files: Files
+    crc32c: int = 0
+
+    def all_files(self) -> Iterator[tuple[str, str, FileRow]]:
+        """Yields the name of the array, or nothing, the path below the checkpoint, and the row of each file."""
+        for key, row in self.files.items():
+            yield "", key, row
+        for name, record in self.arrays.items():
+            for key, row in record.files.items():
+                yield name, f"{name}/{key}", row
+
+
+def _files_to_json(files: Files) -> Object:
+    return {key: [nbytes, f"{value:08x}"] for key, (nbytes, value) in files.items()}
+
+
+def manifest_text(manifest: Manifest) -> bytes:
+    """Returns the text of a manifest."""
+    content = {
+        "crc32c": "0" * 8, "format": FORMAT, "version": VERSION, "tree": tree_to_json(manifest.tree),
+        "files": _files_to_json(manifest.files),
+        "arrays": {name: record.to_json() for name, record in manifest.arrays.items()},
+    }  # fmt: skip
+    text = json.dumps(content, allow_nan=False).encode()
+    return text.replace(b"0" * 8, f"{crc32c(text):08x}".encode(), 1)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def is_checkpoint(folder: str) -> bool:
+    """Whether a folder has a valid manifest."""
+    try:
+        read_manifest(folder)
+    except (ArgumentError, ArgumentTypeError, OSError):
+        return False
+    return True
+
+
+def open_checkpoint(path: str, caller: str) -> tuple[str, Manifest]:
+    """Returns the folder in which a checkpoint is, and its manifest.
+
+    Raises:
+        ArgumentError: there is none at the path, or it is broken.
+        OSError: it cannot be read.
+    """
+    folder = find_folder(path)
+    if folder is None or not os.path.lexists(os.path.join(folder, FILE)):
+        there = "a file" if os.path.isfile(path) else f"a folder without {FILE}" if folder else "nothing"
+        raise ArgumentError(f"{caller}: there is no checkpoint at {path}: it is {there}")
+    try:
+        return folder, read_manifest(folder)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise type(error)(f"{caller}: {error}") from None
+
+
+def read_manifest(folder: str) -> Manifest:
+    """Returns the manifest in a folder, whose every entry has been checked.
+
+    Raises:
+        ArgumentError: it is broken, or of a later version.
+        ArgumentTypeError: it has what this machine does not have.
+        OSError: it cannot be read.
+    """
+    name = os.path.join(folder, FILE)
+    text = read_text(folder, FILE, _MOST)
+    head = _HEAD.match(text)
+    if head is None:
+        raise ArgumentError(f"{name} is broken: it does not begin with a checksum")
+    begin, end = head.span(1)
+    checksum = crc32c(text[:begin] + b"0" * 8 + text[end:])
+    if checksum != int(head[1], 16):
+        raise ArgumentError(
+            f"{name} is damaged: it has the checksum {checksum:08x}, and {head[1].decode()} is stored; restore an "
+            "older checkpoint, or a copy of the file"
+        )
+    content = parse_json(text, name)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ArgumentError(f"{name} is not the manifest of a checkpoint")
+    if content.get("version") != VERSION:
+        raise ArgumentError(
+            f"{name} has version {str(content.get('version'))[:20]} of the format; this version of shardtensor reads "
+            f"version {VERSION}"
+        )
+    rows = content.get("arrays")
+    if not isinstance(rows, dict):
+        raise ArgumentError(f"{name} is broken: it has no arrays")
+    arrays = {key: _array_from_json(key, row, name) for key, row in rows.items()}
+    tree = tree_from_json(content.get("tree"), name, _is_leaf)
+    named = [leaf["array"] for _, _, leaf in names_of(tree) if "array" in leaf]
+    if sorted(named, key=str) != sorted(arrays):
+        raise ArgumentError(f"{name} is broken: the arrays of its tree are not those that it describes")
+    return Manifest(tree, arrays, _files_from_json(content.get("files"), name), checksum)
+
+
+def _is_leaf(record: Object) -> bool:
+    return (len(record) == 1 and isinstance(record.get("array"), str)) or values.is_value(record)
+
+
+def _array_from_json(key: str, row: Any, name: str) -> ArrayRecord:
+    label = f"{name}: {key[:200]}"
+    for part in key.split("/"):
+        check_name(part, name)
+    if not isinstance(row, dict):
+        raise ArgumentError(f"{label} is broken: it is {str(row)[:60]!r}")
+    shape = shape_of(row.get("shape"), "shape", 0, label)
+    attributes = row.get("attributes", {})
+    if not isinstance(attributes, dict):
+        raise ArgumentError(f"{label} is broken: its attributes are {str(attributes)[:60]!r}")
+    dtype = dtype_of(row.get("data_type"), attributes, label)
+    layout = row.get("layout")
+    return ArrayRecord(
+        key, shape, dtype, None if layout is None else layout_from_json(layout, len(shape), label),
+        row.get("scalar") is True, _files_from_json(row.get("files"), label),
+    )  # fmt: skip
+
+
+def _files_from_json(rows: Any, name: str) -> Files:
+    if not isinstance(rows, dict):
+        raise ArgumentError(f"{name} is broken: its files are {str(rows)[:60]!r}")
+    files = {}
+    for key, row in rows.items():
+        valid = isinstance(row, list) and len(row) == 2 and type(row[0]) is int and row[0] >= 0
+        if not valid or not isinstance(row[1], str) or not re.fullmatch("[0-9a-f]{8}", row[1]):
+            raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {str(row)[:60]!r}")
+        files[key] = row[0], int(row[1], 16)
+    return files

@@ -1,0 +1,290 @@
+"""`restore`: a checkpoint as a tree, on any devices and processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.device import Device, HostArray
+from shardtensor.checkpoint import values
+from shardtensor.checkpoint.layouts import placed
+from shardtensor.checkpoint.manifest import ArrayRecord, Manifest, open_checkpoint
+from shardtensor.checkpoint.pieces import tensor_from
+from shardtensor.checkpoint.together import JobPart
+from shardtensor.checkpoint.trees import Key, Node, mapped, names_of, python_tree, renamed, selected, shown
+from shardtensor.checkpoint.writing import Path, checked_path
+from shardtensor.communication.between_processes.processes import note
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
+from shardtensor.files.checksums import crc32c
+from shardtensor.files.metadata import MOST, ArrayMetadata, Object, parse
+from shardtensor.files.paths import read_text
+from shardtensor.files.zarr import ZarrArray
+from shardtensor.interpreters.infer import ShapeDtypeStruct
+from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
+from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.spec import PartitionSpec
+from shardtensor.tensor.pytree import keys_of, replaced
+from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import Aval, aval
+
+_LAYOUTS = (Device, Mesh, NamedSharding, PartitionSpec)
+
+
+def restore(
+    path: Path, like: Any = None, *, only: str | Collection[str] | None = None, rename: Mapping[str, str] | None = None,
+    device: Where | None = None,
+) -> Any:  # fmt: skip
+    """Returns the tree of a checkpoint, on any mesh and number of processes.
+
+    Each process reads only the parts of files that its devices need, straight into the memory of the shards, and
+    compares their checksums. In a job, all processes call this with the same arguments.
+
+    Args:
+        path: the folder.
+        like: a pytree of the structure of the result, or a prefix of it. Its tensors and `ShapeDtypeStruct` objects
+            have the shapes, dtypes and layouts of the result, its arrays of NumPy shapes and dtypes. Devices, meshes,
+            shardings and specs are layouts of all tensors below them; None stands for the saved ones. The result has
+            its containers, such as named tuples, whose saved entries are found by their keys and the names of fields.
+            Without it, objects of classes come back as dicts.
+        only: names of leaves, such as ``"params/w"``, or what they begin with, such as ``"params"``; others are not
+            read. Lists that lack items come back as dicts by their indices.
+        rename: new names of leaves by their names in the checkpoint; the parts of names that they begin with, too.
+        device: a Device, Mesh, NamedSharding or P for all tensors, instead of ``like``. By default, a tensor has the
+            layout that it was saved with where the mesh in use has these axes, or the devices exist, and otherwise it
+            is sharded over the default mesh.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ArgumentError: there is no checkpoint, it is damaged or incomplete, or ``like`` does not fit: one error lists
+            all leaves that are missing, extra, or of another shape, dtype or type.
+        ArgumentTypeError: an argument or a dtype has a type that is not accepted.
+        DeviceMemoryError: there is not enough memory for a tensor.
+        DistributedError: another process has failed, does not come in time, or gives other arguments.
+        OSError: a file cannot be read; the error has its name.
+
+    >>> folder = __import__("tempfile").mkdtemp()
+    >>> st.checkpoint.save(f"{folder}/first", {"w": st.arange(6.0), "step": 3})
+    >>> mesh = st.make_mesh((3,), ("x",))
+    >>> state = st.checkpoint.restore(f"{folder}/first", {"w": st.NamedSharding(mesh, st.P("x")), "step": 0})
+    >>> state["w"].sharding.spec, state["step"]
+    (P('x'), 3)
+    """
+    return restored(checked_path(path, "checkpoint.restore"), like, only, rename or {}, device, "checkpoint.restore")
+
+
+def restored(
+    path: str,
+    like: Any,
+    only: str | Collection[str] | None,
+    rename: Mapping[str, str],
+    device: Where | None,
+    caller: str,
+) -> Any:
+    """Returns the tree of a checkpoint; see `restore`."""
+    job = JobPart(caller)
+
+    def prepared() -> tuple[str, Manifest, list[_Wanted]]:
+        folder, manifest = open_checkpoint(path, caller)
+        try:
+            return folder, manifest, _wanted(manifest, like, only, rename, device)
+        except ShardTensorError as error:
+            raise type(error)(f"{caller}: {path}: {error}") from None
+
+    folder, manifest, wanted = job.together("manifest", prepared)
+    if job.count > 1:
+        digest = crc32c(repr([one.text() for one in wanted]).encode(errors="surrogatepass"))
+        job.check_same("arguments", f"{manifest.crc32c:08x} {digest:08x}", "wanted the same path and arguments")
+    results = job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
+    for result in results:
+        _identify(result, caller, job)
+    return results[0] if like is None else replaced(like, results)
+
+
+# -- what is wanted --------------------------------------------------------------------------------
+
+
+@dataclass
+class _Wanted:
+    """A leaf of ``like``, and what the checkpoint has in its place.
+
+    Attributes:
+        node: the part of the tree.
+        like: the leaf of ``like``: a layout, None, or what the result is like.
+    """
+
+    node: Node[Object] | Object
+    like: Any
+
+    def text(self) -> str:
+        """Returns a text that is the same in all processes if they want the same."""
+        like = self.like
+        if isinstance(like, (ShardedTensor, ShapeDtypeStruct)):
+            like = like.sharding
+        return f"{python_tree(self.node)} {like if isinstance(like, _LAYOUTS) else type(like).__name__}"
+
+    def read(self, folder: str, manifest: Manifest, caller: str) -> Any:
+        """Reads it."""
+        return python_tree(mapped(self.node, lambda _, record: self._leaf(folder, manifest, record, caller)))
+
+    def _leaf(self, folder: str, manifest: Manifest, record: Object, caller: str) -> Any:
+        if "array" not in record:
+            return values.read(record, folder)
+        array = manifest.arrays[record["array"]]
+        try:
+            return _read_array(folder, array, self.like)
+        except (ShardTensorError, OSError) as error:
+            if isinstance(error, ShardTensorError):
+                raise type(error)(f"{caller}: {array.name}: {error}") from None
+            error.add_note(f"{caller}: it belongs to the leaf {array.name}")
+            raise
+
+
+def _wanted(
+    manifest: Manifest, like: Any, only: str | Collection[str] | None, rename: Mapping[str, str], device: Where | None
+) -> list[_Wanted]:
+    tree = manifest.tree
+    if only is not None:
+        tree = selected(tree, [only] if isinstance(only, str) else only)
+    tree = renamed(tree, rename)
+    if device is not None:
+        if like is not None:
+            raise ArgumentError("device and like are given; wanted one of them")
+        if not isinstance(device, _LAYOUTS):
+            raise ArgumentTypeError(
+                f"device is {device!r:.60}, {type_text(device)}; wanted a Device, Mesh, NamedSharding or P"
+            )
+        like = device
+    problems: list[str] = []
+    pairs = _paired(like, tree, (), problems)
+    for one, node, path in pairs:
+        _compare(one, node, path, manifest, problems)
+    if problems:
+        more = len(problems) - 50
+        raise ArgumentError(
+            "the checkpoint does not fit like: "
+            + "; ".join(problems[:50])
+            + (f"; and {more} more" if more > 0 else "")
+            + ". Restore a part of it with only=, or other names with rename=; st.checkpoint.inspect shows what it has"
+        )
+    return [_Wanted(node, one) for one, node, _ in pairs]
+
+
+def _paired(
+    like: Any, node: Node[Object] | Object, path: tuple[Key, ...], problems: list[str]
+) -> list[tuple[Any, Node[Object] | Object, tuple[Key, ...]]]:
+    """Returns the leaves of ``like``, from left to right, each with the part of a checkpoint that it covers."""
+    items = keys_of(like)
+    if items is None:
+        return [(like, node, path)]
+    if not isinstance(node, Node):
+        problems.append(f"{shown(path) or 'the tree'} is a leaf, and like has {type_text(like)} there")
+        return []
+    keys = {key for key, _ in items}
+    problems += [f"{shown((*path, key))} is missing in the checkpoint" for key, _ in items if key not in node.entries]
+    problems += [f"{shown((*path, key))} is extra: like does not have it" for key in node.entries if key not in keys]
+    pairs = []
+    for key, child in items:
+        if key in node.entries:
+            pairs += _paired(child, node.entries[key], (*path, key), problems)
+    return pairs
+
+
+def _compare(
+    like: Any, node: Node[Object] | Object, path: tuple[Key, ...], manifest: Manifest, problems: list[str]
+) -> None:
+    """Notes in what a leaf of ``like`` differs from what the checkpoint has."""
+    if like is None or isinstance(like, _LAYOUTS):
+        for name, _, record in names_of(node):
+            if isinstance(like, (NamedSharding, PartitionSpec)) and "array" in record:
+                array = manifest.arrays[record["array"]]
+                spec = like.spec if isinstance(like, NamedSharding) else like
+                if array.layout is not None and len(spec) > len(array.shape):
+                    problems.append(f"{shown(path) or name} has shape {array.shape}, and its layout in like is {spec}")
+        return
+    name = shown(path) or "the tree"
+    if isinstance(node, Node):
+        problems.append(f"{name} is a {node.kind} in the checkpoint, and like has {type_text(like)} there")
+        return
+    if isinstance(like, (ShardedTensor, ShapeDtypeStruct, np.ndarray)):
+        if "array" not in node:
+            problems.append(f"{name} is of type {values.type_of(node)} in the checkpoint, and an array in like")
+            return
+        array = manifest.arrays[node["array"]]
+        if (array.shape, array.dtype) != (tuple(like.shape), like.dtype):
+            problems.append(
+                f"{name} has shape {array.shape} and dtype {array.dtype} in the checkpoint, and {tuple(like.shape)} "
+                f"and {like.dtype} in like"
+            )
+        return
+    saved = "array" if "array" in node else values.type_of(node)
+    wanted = "scalar of NumPy" if isinstance(like, np.generic) else type(like).__name__
+    if saved != wanted:
+        problems.append(f"{name} is of type {saved} in the checkpoint, and {wanted} in like")
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _read_array(folder: str, array: ArrayRecord, like: Any) -> ShardedTensor | HostArray:
+    stored = open_array(folder, array)
+    target = _target(array, like)
+    if target is None:
+        return stored.read()
+    return tensor_from(target, lambda box, out: stored.read(box, out), array.scalar)
+
+
+def open_array(folder: str, array: ArrayRecord) -> ZarrArray:
+    """Returns an array of a checkpoint, whose metadata is what the manifest has.
+
+    Raises:
+        ArgumentError: it is not.
+        OSError: it cannot be read.
+    """
+    key = f"{array.name}/zarr.json"
+    path = os.path.join(folder, key)
+    text = read_text(folder, key, MOST)
+    nbytes, checksum = array.files.get("zarr.json", (0, 0))
+    if len(text) != nbytes or crc32c(text) != checksum:
+        raise ArgumentError(
+            f"{path} is damaged: it is not the file that was written; restore an older checkpoint, or a copy of the "
+            "file"
+        )
+    metadata = parse(text, path)
+    if not isinstance(metadata, ArrayMetadata) or (metadata.shape, metadata.dtype) != (array.shape, array.dtype):
+        raise ArgumentError(f"{path} is broken: it does not have the shape and dtype of the manifest")
+    return ZarrArray(folder, metadata, f"{array.name}/")
+
+
+def _target(array: ArrayRecord, like: Any) -> Aval | None:
+    """Returns the aval of the tensor that is restored; None for an array of NumPy."""
+    shape, dtype = array.shape, array.dtype
+    if isinstance(like, np.ndarray):
+        return None
+    if isinstance(like, (ShardedTensor, ShapeDtypeStruct)):
+        if like.sharding.spec.unreduced:
+            raise ArgumentTypeError("its layout in like is unreduced; wanted one without unreduced axes")
+        return aval(shape, dtype, like.sharding, like.committed)
+    if array.layout is None:
+        return None
+    if like is None:
+        sharding, committed = placed(array.layout, len(shape))
+        return aval(shape, dtype, sharding, committed)
+    return aval(shape, dtype, as_sharding(like, len(shape), "restore"), True)
+
+
+def _identify(tree: Any, caller: str, job: JobPart) -> None:
+    """Notes the tensors of several processes, which have to be the same in all of them."""
+    if job.count == 1:
+        return
+    items = keys_of(tree)
+    if items is not None:
+        for _, child in items:
+            _identify(child, caller, job)
+    elif isinstance(tree, ShardedTensor) and tree._aval.spans:
+        tree._identity = note(f"{caller}: {tree.dtype}{list(tree.shape)} {tree.sharding.spec}")

@@ -1,0 +1,93 @@
+"""The processes of a job while they save and restore: an error of one is an error in all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from shardtensor.communication.between_processes.processes import JOB
+from shardtensor.errors import DistributedError, message_of
+
+T = TypeVar("T")
+
+
+class JobPart:
+    """This process as one of those that call a function together; without a job, it is the only one.
+
+    Args:
+        caller: the function.
+        timeout: seconds that each process waits for the others; None for those of the job.
+
+    Attributes:
+        index: the number of this process.
+        count: the number of processes.
+        timeout: the seconds.
+    """
+
+    def __init__(self, caller: str, timeout: float | None = None) -> None:
+        self._caller = caller
+        self._job = JOB.agreement
+        self.index = self._job.engine.process_index if self._job else 0
+        self.count = self._job.engine.process_count if self._job else 1
+        self.timeout = timeout if timeout is not None else self._job.timeout if self._job else 0.0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the processes cannot exchange anything any more."""
+        return self.count > 1 and (JOB.agreement is not self._job or bool(JOB.agreement and JOB.agreement.broken))
+
+    def gather(self, what: str, text: str) -> list[str]:
+        """Returns the texts of all processes.
+
+        Raises:
+            DistributedError: the processes do not call the same, or do not all come in time.
+        """
+        if self._job is None or self.count == 1:
+            return [text]
+        with self._waiting():
+            return self._job.gather_texts(f"{self._caller}: {what}", text)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        assert self._job is not None
+        before, self._job.timeout = self._job.timeout, self.timeout
+        try:
+            yield
+        finally:
+            self._job.timeout = before
+
+    def agree(self, what: str, error: BaseException | None) -> None:
+        """Raises the error, if this process has one, and one that names the process where another has one.
+
+        Raises:
+            DistributedError: another process has an error, or does not come in time.
+        """
+        texts = self.gather(what, "" if error is None else " ".join(message_of(error).split())[:2000] or "error")
+        if error is not None:
+            raise error
+        for k, text in enumerate(texts):
+            if text:
+                raise DistributedError(f"{self._caller}: process {k} failed: {text}")
+
+    def together(self, what: str, function: Callable[[], T]) -> T:
+        """Returns what a function returns in this process; an error of any process is raised in all of them."""
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            result = function()
+        except Exception as error:  # It is raised below, when all processes know of it.
+            failure = error
+        self.agree(what, failure)
+        return result  # type: ignore[return-value]
+
+    def check_same(self, what: str, text: str, advice: str) -> None:
+        """Checks that all processes have the same text.
+
+        Raises:
+            DistributedError: they do not.
+        """
+        texts = self.gather(what, text)
+        others = [k for k, other in enumerate(texts) if other != texts[0]]
+        if others:
+            raise DistributedError(f"{self._caller}: {what} of processes 0 and {others[0]} differ; {advice}")

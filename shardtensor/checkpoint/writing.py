@@ -1,0 +1,207 @@
+"""`save` and `wait`: one checkpoint at a time is written, in the background or not."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+from shardtensor.checkpoint.pieces import BLOCK
+from shardtensor.checkpoint.plans import exchange_borders, plan_save
+from shardtensor.checkpoint.saving import Save
+from shardtensor.checkpoint.together import JobPart
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.files.atomic import DISK, Disk, new_folder, recover
+from shardtensor.host.fork import in_children
+
+Path = str | os.PathLike[str]
+
+
+def save(
+    path: Path, tree: Any, *, overwrite: bool = False, wait: bool = True, timeout: float | None = None,
+    memory: int | None = None,
+) -> None:  # fmt: skip
+    """Writes a pytree to a new folder, as a whole or not at all.
+
+    The folder is a group of zarr v3 with an array for each tensor, which other programs can read, and the manifest
+    ``checkpoint.json``. Everything is written and flushed to the disk under another name, then the folder is renamed: a
+    program that is killed at any moment leaves no checkpoint, or a complete one. The next save to the path removes what
+    was left.
+
+    In a job, all processes call this with the same path on a file system that they share. Each writes the elements that
+    it holds, replicas are divided, and an error of one process is raised in all of them. Arrays of NumPy, numbers and
+    tensors on local devices have to be equal in all processes.
+
+    Args:
+        path: the folder, whose parent exists.
+        tree: a pytree of tensors of any dtype and sharding, arrays of NumPy, numbers, text, bytes, None, keys of
+            `st.random`, and generators of NumPy and Python. The keys of dicts are text or integers.
+        overwrite: whether a checkpoint at the path is replaced. The old one is moved aside before and deleted after the
+            new one is there.
+        wait: whether to return only when the checkpoint is complete. Otherwise a thread writes it. Later writes to the
+            tensors do not change what is saved: they copy elements that are not written yet. An error is raised by the
+            next call of `save` or `wait`, or when the program ends.
+        timeout: seconds that each process of a job waits for the others; by default that of the job.
+        memory: the bytes of host memory for copies of elements of other devices; by default 64 MiB.
+
+    Raises:
+        ArgumentTypeError: a leaf or a key cannot be stored so that it comes back exactly; the error has its name.
+        ArgumentError: the tree is nested too deeply, or there is something else at the path than a checkpoint.
+        FileExistsError: there is something at the path, and ``overwrite`` is False.
+        OSError: a file cannot be written; the error has its name, and nothing is left.
+        DistributedError: another process has failed or does not come in time, gives other values, or does not see the
+            files of the others; or an earlier save in the background failed in another process.
+
+    >>> folder = __import__("tempfile").mkdtemp()
+    >>> st.checkpoint.save(f"{folder}/first", {"w": st.arange(6.0), "step": 3})
+    >>> st.checkpoint.restore(f"{folder}/first")["w"].tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    """
+    start(path, tree, "checkpoint.save", overwrite=overwrite, timeout=timeout, memory=memory)
+    if wait:
+        finish()
+
+
+def wait() -> None:
+    """Waits until the save in the background is complete. In a job, all processes call this.
+
+    Raises:
+        OSError: a file could not be written.
+        DistributedError: another process has failed, or does not come in time.
+
+    >>> st.checkpoint.wait()
+    """
+    finish()
+
+
+class _Background:
+    """The save that is being written, if there is one."""
+
+    save: Save | None = None
+
+
+@in_children
+def _forget() -> None:
+    _Background.save = None  # The thread that writes is the parent's.
+
+
+def finish() -> None:
+    """Waits for the save that is being written; its error is raised once."""
+    current, _Background.save = _Background.save, None
+    if current is not None:
+        current.finish()
+
+
+def check() -> None:
+    """Raises the error of a save in the background that has failed in this process; otherwise does not wait."""
+    if _Background.save is not None and _Background.save.error is not None:
+        finish()
+
+
+def _at_exit() -> None:
+    """Completes the save before the program ends; Python prints its error."""
+    finish()
+
+
+def start(
+    path: Path, tree: Any, caller: str, *, overwrite: bool = False, timeout: float | None = None,
+    memory: int | None = None, disk: Disk = DISK, before: Callable[[], None] = lambda: None,
+    after: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Starts to write a checkpoint, after the one before is complete; see `save`.
+
+    Args:
+        path, tree, overwrite, timeout, memory: see `save`.
+        caller: the function, for errors.
+        disk: the operations on the file system.
+        before: what process 0 does before it makes the folder.
+        after: what process 0 does when the checkpoint is complete.
+    """
+    finish()
+    name = checked_path(path, caller)
+    most = BLOCK if memory is None else checked_number(memory, "memory", caller, 1)
+    job = JobPart(caller, None if timeout is None else checked_number(timeout, "timeout", caller, 0))
+
+    def planned() -> Any:
+        try:
+            return plan_save(tree, job.count, int(most))
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(f"{caller}: {error}") from None
+
+    plan = job.together("tree", planned)
+    if job.count > 1:
+        advice = "wanted the same path and tree, and equal host arrays and numbers, in all processes"
+        job.check_same("path and tree", f"{name} {overwrite} {plan.digest()}", advice)
+    folder = _folder(job, name, overwrite, disk, before)
+    save = Save(plan, folder, name, overwrite, job, disk, after)
+    with save.removing():
+        job.together("folder", lambda: _check_visible(folder))
+        if job.count > 1:
+            exchange_borders(plan.arrays, caller)
+        if not getattr(_at_exit, "is_registered", False):
+            atexit.register(_at_exit)
+            _at_exit.is_registered = True  # type: ignore[attr-defined]
+        _Background.save = save
+        save.start()
+
+
+def _folder(job: JobPart, path: str, overwrite: bool, disk: Disk, before: Callable[[], None]) -> str:
+    """Returns the folder in which the checkpoint is written, which process 0 makes."""
+
+    def made() -> str:
+        if job.index:
+            return ""
+        before()
+        recover(path, disk)
+        if os.path.lexists(path) and not overwrite:
+            raise FileExistsError(errno.EEXIST, "the checkpoint exists, and overwrite=True was not passed", path)
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+            raise NotADirectoryError(errno.ENOTDIR, "it is no folder, and is not replaced", path)
+        return new_folder(path, disk)
+
+    folder = job.together("new folder", made)
+    return job.gather("name of the folder", folder)[0]
+
+
+def _check_visible(folder: str) -> None:
+    if not os.path.isdir(folder):
+        raise ArgumentError(
+            f"this process does not see the folder {folder}, which process 0 has made: the processes need a file "
+            "system that all of them share"
+        )
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def checked_path(path: Any, caller: str) -> str:
+    """Returns a path as text, without a separator at its end.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is none.
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise ArgumentTypeError(f"{caller}: path is {path!r:.60}, {type_text(path)}; wanted text or a pathlib.Path")
+    try:
+        valid = b"\0" not in os.fsencode(text) and bool(text)
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise ArgumentError(f"{caller}: path is {text!r:.60}; wanted a path without NUL and surrogates")
+    return os.path.abspath(text)
+
+
+def checked_number(value: Any, name: str, caller: str, least: int) -> float:
+    """Returns a number that is not smaller than another one.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(f"{caller}: {name} is {value!r:.60}, {type_text(value)}; wanted a number")
+    if not least <= value < float("inf"):
+        raise ArgumentError(f"{caller}: {name} is {value}; wanted a number from {least}")
+    return value
