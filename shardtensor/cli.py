@@ -1,5 +1,6 @@
-"""The command line: ``shardtensor demo`` runs the demo, ``shardtensor info`` lists the backends and their devices, and
-``shardtensor launch`` starts the processes of a job on this host.
+"""The command line: ``shardtensor demo`` runs the demo, ``shardtensor info`` lists the backends and their devices,
+``shardtensor launch`` starts the processes of a job on this host, and ``shardtensor checkpoint`` shows and verifies
+checkpoints.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.protocol import Backend, requested_devices
 from shardtensor.backend.registry import backend_names, default_backend, load
-from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError
 from shardtensor.host.memory_pool import cache_info
-from shardtensor.host.units import readable
+from shardtensor.host.units import counted, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
             return status
-    except (ArgumentError, BackendError) as error:
+    except (ArgumentError, ArgumentTypeError, BackendError) as error:
         print(f"shardtensor: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -82,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "info", help="list the backends and their devices, and the reasons why backends are not available"
     )
+    checkpoint = commands.add_parser("checkpoint", help="list what a checkpoint has, or compare all its checksums")
+    checkpoint.add_argument("action", choices=("inspect", "verify"))
+    checkpoint.add_argument("path", help="the folder of the checkpoint")
     launch = commands.add_parser("launch", help="run a program in several processes of this host")
     launch.add_argument("-n", "--processes", type=int, required=True, metavar="N", help="the number of processes")
     launch.add_argument(
@@ -122,6 +126,18 @@ def _demo(**options: Any) -> int:
     from shardtensor import demo  # Only this command needs it.
 
     return 0 if demo.main(**options).passed else 1
+
+
+def _checkpoint(action: str, path: str) -> int:
+    from shardtensor.checkpoint import inspect, verify  # Only this command needs it.
+
+    info = inspect(path)
+    if action == "inspect":
+        print(info)
+    else:
+        verify(path)
+        print(f"{info.path}: {counted(len(info.leaves), 'leaf', 'leaves')}, {readable(info.stored)}: no damage")
+    return 0
 
 
 def _launch(processes: int, engine: str | None, timeout: float | None, program: str, arguments: list[str]) -> int:
@@ -203,4 +219,6 @@ def _describe(backend: Backend) -> Description:
     return str(len(devices)), "\n".join(kinds), "\n".join(sizes)
 
 
-_COMMANDS: Mapping[str, Callable[..., int]] = {"demo": _demo, "info": _info, "launch": _launch}
+_COMMANDS: Mapping[str, Callable[..., int]] = {
+    "checkpoint": _checkpoint, "demo": _demo, "info": _info, "launch": _launch
+}  # fmt: skip

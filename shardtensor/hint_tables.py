@@ -229,7 +229,6 @@ _JAXS = {
     "default_backend": "`st.devices()[0].backend`",
     "live_arrays": "`st.memory_info()` counts the bytes of tensors",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
-    "checkpoint": "`st.remat(f)` recomputes in the backward pass",
     "jacobian": "`st.jacrev(f)` computes it by rows, `st.jacfwd(f)` by columns",
     **_each("dynamic_slice", "`x[1:3]`"),
     **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),

@@ -3,8 +3,8 @@
 `save`, `restore`, `inspect` and `verify` know one folder, `Manager` the checkpoints of a program. The main nouns are
 the *tree* (`trees`: containers with keys, leaves with names), the *manifest* (`manifest`: all that is not elements),
 the *plan* (`plans`: which process writes which chunk from which pieces) and the *save* (`saving`: files, then the
-manifest, then the rename). `values` has the leaves that are no arrays, `layouts` the layouts by numbers of devices,
-`pieces` the elements that a process holds, and `together` the agreement of processes.
+manifest, then the rename). `values` has the leaves that are no arrays, `saved_layouts` the layouts by numbers of
+devices, `pieces` the elements that a process holds, and `together` the agreement of processes.
 
 Formats and durable writes are `shardtensor.files`; the command line and the public API import this package, and nothing
 below may import it.
@@ -21,7 +21,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from shardtensor.checkpoint.inspection import Info, Leaf, inspect, verify
+from shardtensor.checkpoint.contents import Info, Leaf, inspect, verify
 from shardtensor.checkpoint.manager import Manager
 from shardtensor.checkpoint.restoring import restore
 from shardtensor.checkpoint.writing import save, wait

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.layouts import Layout, layout_from_json
+from shardtensor.checkpoint.saved_layouts import Layout, layout_from_json
 from shardtensor.checkpoint.trees import Node, names_of, tree_from_json, tree_to_json
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import find_folder

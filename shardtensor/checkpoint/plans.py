@@ -12,10 +12,10 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.layouts import layout_of
 from shardtensor.checkpoint.manifest import ArrayRecord
 from shardtensor.checkpoint.pieces import Source, local_pieces
-from shardtensor.checkpoint.trees import Node, mapped, tree_of
+from shardtensor.checkpoint.saved_layouts import layout_of
+from shardtensor.checkpoint.trees import Node, mapped, names_of, tree_of
 from shardtensor.communication.between_processes.processes import cross
 from shardtensor.errors import ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.files.checksums import crc32c
@@ -59,6 +59,15 @@ class ArrayPlan:
         box = chunk_box(index, self.grid.chunk, self.grid.shape)
         return [piece for piece in self.pieces if not box or intersection(piece[0], box) is not None]
 
+    def text(self) -> str:
+        """Returns a text of it that is the same in all processes exactly if they save the same."""
+        record = self.record
+        text = f"{record.dtype}{list(record.shape)} {record.layout or 'array of NumPy'}"
+        if record.layout is not None and not record.layout.local:
+            return text
+        sums = [crc32c(np.ascontiguousarray(source[(...,)])) for _, source in self.pieces]
+        return f"{text} with the checksums {sums}"
+
     def moves(self) -> list[tuple[int, int, Box]]:
         """Returns what the processes that write chunks lack of them: the owner that sends, the one that receives, and a
         box of the elements.
@@ -91,13 +100,14 @@ class Plan:
     arrays: list[ArrayPlan]
     groups: list[str]
 
-    def digest(self) -> str:
-        """Returns a text that is the same in all processes exactly if they save the same."""
-        texts = [repr(self.tree), *[repr(array.record) for array in self.arrays]]
-        for array in self.arrays:
-            if array.record.layout is None or array.record.layout.local:
-                texts += [str(crc32c(np.ascontiguousarray(source[(...,)]))) for _, source in array.pieces]
-        return f"{crc32c(chr(10).join(texts).encode(errors='surrogatepass')):08x}"
+    def rows(self) -> list[str]:
+        """Returns texts that are the same in all processes exactly if they save the same: one for each leaf."""
+        arrays = {array.record.name: array for array in self.arrays}
+        rows = []
+        for name, _, leaf in names_of(self.tree):
+            array = arrays.get(leaf.get("array", ""))
+            rows.append(f"the leaf {name}: {leaf if array is None else array.text()}")
+        return [*rows, f"the tree {self.tree}"]
 
 
 def plan_save(tree: Any, count: int, most: int) -> Plan:

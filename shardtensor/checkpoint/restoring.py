@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
+from shardtensor.backend.registry import is_spanning
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.layouts import placed
 from shardtensor.checkpoint.manifest import ArrayRecord, Manifest, open_checkpoint
 from shardtensor.checkpoint.pieces import tensor_from
+from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Key, Node, mapped, names_of, python_tree, renamed, selected, shown
 from shardtensor.checkpoint.writing import Path, checked_path
@@ -98,8 +99,8 @@ def restored(
 
     folder, manifest, wanted = job.together("manifest", prepared)
     if job.count > 1:
-        digest = crc32c(repr([one.text() for one in wanted]).encode(errors="surrogatepass"))
-        job.check_same("arguments", f"{manifest.crc32c:08x} {digest:08x}", "wanted the same path and arguments")
+        rows = [f"a checkpoint with the checksum {manifest.crc32c:08x}", *[one.text() for one in wanted]]
+        job.check_same(rows, "wanted the same path and arguments in all processes")
     results = job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
     for result in results:
         _identify(result, caller, job)
@@ -126,7 +127,12 @@ class _Wanted:
         like = self.like
         if isinstance(like, (ShardedTensor, ShapeDtypeStruct)):
             like = like.sharding
-        return f"{python_tree(self.node)} {like if isinstance(like, _LAYOUTS) else type(like).__name__}"
+        mesh = like.mesh if isinstance(like, NamedSharding) else like
+        devices = mesh.flat if isinstance(mesh, Mesh) else (mesh,) if isinstance(mesh, Device) else ()
+        if devices and not is_spanning(devices):  # Each process has its own.
+            like = f"local {like.spec if isinstance(like, NamedSharding) else ''}"
+        is_layout = isinstance(like, (str, *_LAYOUTS))
+        return f"in like {like if is_layout else type(like).__name__} for {python_tree(self.node)}"
 
     def read(self, folder: str, manifest: Manifest, caller: str) -> Any:
         """Reads it."""

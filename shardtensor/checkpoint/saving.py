@@ -31,6 +31,7 @@ from shardtensor.files.atomic import (
 from shardtensor.files.metadata import parse_json
 from shardtensor.files.paths import read_text
 from shardtensor.files.zarr import Written, write_array, write_chunk, write_group
+from shardtensor.host.units import counted
 
 _POLL = 0.01
 """Seconds between two looks at the folder, in which other processes leave what they have written."""
@@ -167,8 +168,8 @@ class Save:
                 size = os.stat(path).st_size
             if size != nbytes:
                 raise DistributedError(
-                    f"checkpoint: process 0 sees {size} bytes of {path}, and another process has written {nbytes}: the "
-                    "processes need a file system that all of them share"
+                    f"checkpoint: process 0 sees {counted(size, 'byte')} of {path}, and another process has written "
+                    f"{nbytes}: the processes need a file system that all of them share"
                 )
 
     # -- in the program ----------------------------------------------------------------------------

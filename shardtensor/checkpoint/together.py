@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from shardtensor.communication.between_processes.processes import JOB
@@ -81,13 +83,22 @@ class JobPart:
         self.agree(what, failure)
         return result  # type: ignore[return-value]
 
-    def check_same(self, what: str, text: str, advice: str) -> None:
-        """Checks that all processes have the same text.
+    def check_same(self, rows: Sequence[str], advice: str) -> None:
+        """Checks that all processes have the same texts.
 
         Raises:
-            DistributedError: they do not.
+            DistributedError: they do not; the error has the first text that differs.
         """
-        texts = self.gather(what, text)
-        others = [k for k, other in enumerate(texts) if other != texts[0]]
-        if others:
-            raise DistributedError(f"{self._caller}: {what} of processes 0 and {others[0]} differ; {advice}")
+        if self.count == 1:
+            return
+        texts = "\n".join(rows)
+        digests = self.gather("comparison", hashlib.blake2b(texts.encode(errors="surrogatepass")).hexdigest())
+        other = next((k for k, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is None:
+            return
+        everywhere = self.gather("difference", texts.encode(errors="backslashreplace").decode())
+        pairs = itertools.zip_longest(everywhere[0].split("\n"), everywhere[other].split("\n"), fillvalue="nothing")
+        first, second = next(pair for pair in pairs if pair[0] != pair[1])
+        raise DistributedError(
+            f"{self._caller}: process 0 has {first[:200]}, and process {other} has {second[:200]}; {advice}"
+        )

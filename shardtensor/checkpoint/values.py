@@ -135,7 +135,7 @@ def _read_scalar(record: Any) -> Any:
     dtype = dtype_of(record["data_type"], record["attributes"], "the dtype of a scalar")
     content = _bytes_of(record["bytes"])
     if len(content) != dtype.itemsize:
-        raise ValueError(f"{len(content)} bytes")
+        raise ValueError("its length is not that of the dtype")
     return np.frombuffer(content, dtype)[0]
 
 

@@ -132,8 +132,8 @@ def start(
 
     plan = job.together("tree", planned)
     if job.count > 1:
-        advice = "wanted the same path and tree, and equal host arrays and numbers, in all processes"
-        job.check_same("path and tree", f"{name} {overwrite} {plan.digest()}", advice)
+        advice = "wanted the same path and tree, and equal arrays of NumPy, numbers and local tensors, in all processes"
+        job.check_same([f"the path {name}, overwrite={overwrite}", *plan.rows()], advice)
     folder = _folder(job, name, overwrite, disk, before)
     save = Save(plan, folder, name, overwrite, job, disk, after)
     with save.removing():

@@ -12,9 +12,9 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.layouts import Layout, placed
 from shardtensor.checkpoint.manifest import FILE, Manifest, open_checkpoint
 from shardtensor.checkpoint.restoring import open_array
+from shardtensor.checkpoint.saved_layouts import Layout, placed
 from shardtensor.checkpoint.trees import Node, mapped, names_of, python_tree
 from shardtensor.checkpoint.writing import Path, checked_path
 from shardtensor.errors import ArgumentError, ArgumentTypeError
