@@ -52,7 +52,7 @@ class ArrayRecord:
         shape: its shape.
         dtype: its dtype.
         layout: the layout of the tensor; None for an array of NumPy.
-        scalar: whether the tensor is one that cannot be written, as the sum of all elements.
+        scalar: whether NumPy would return the tensor as a scalar, as the sum of all elements.
         files: the files below the folder of the array.
     """
 

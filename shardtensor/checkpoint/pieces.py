@@ -102,7 +102,7 @@ def tensor_from(value: Aval, read: Reader, is_scalar: bool = False) -> ShardedTe
     Args:
         value: its aval.
         read: reads a box.
-        is_scalar: whether it cannot be written.
+        is_scalar: whether NumPy would return it as a scalar.
     """
     there = on_devices(value)
     x = (_on_host if there.backend.on_host else _on_devices)(there, read)

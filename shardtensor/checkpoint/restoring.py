@@ -206,12 +206,12 @@ def _compare(
 ) -> None:
     """Notes in what a leaf of ``like`` differs from what the checkpoint has."""
     if like is None or isinstance(like, _LAYOUTS):
-        for name, _, record in names_of(node):
+        for _, _, record in names_of(node):
             if isinstance(like, (NamedSharding, PartitionSpec)) and "array" in record:
                 array = manifest.arrays[record["array"]]
                 spec = like.spec if isinstance(like, NamedSharding) else like
                 if array.layout is not None and len(spec) > len(array.shape):
-                    problems.append(f"{shown(path) or name} has shape {array.shape}, and its layout in like is {spec}")
+                    problems.append(f"{record['array']} has shape {array.shape}, and its layout in like is {spec}")
         return
     name = shown(path) or "the tree"
     if isinstance(node, Node):

@@ -75,7 +75,7 @@ def _words(x: Any) -> Any:
         return {name: _words(value) for name, value in x.items()}
     if isinstance(x, np.ndarray):
         return {"dtype": x.dtype.name, "words": x.tolist()}
-    return x if isinstance(x, str) else int(x)
+    return x if isinstance(x, (str, float)) else int(x)
 
 
 def _state_of(x: Any) -> Any:
