@@ -55,8 +55,8 @@ def restore(
             read. Lists that lack items come back as dicts by their indices.
         rename: new names of leaves by their names in the checkpoint; the parts of names that they begin with, too.
         device: a Device, Mesh, NamedSharding or P for all tensors, instead of ``like``. By default, a tensor has the
-            layout that it was saved with where the mesh in use has these axes, or the devices exist, and otherwise it
-            is sharded over the default mesh.
+            layout that it was saved with where the mesh in use has these axes, or the devices exist (in a job, some of
+            them in each process), and otherwise it is sharded over the default mesh.
 
     Returns:
         The tree.

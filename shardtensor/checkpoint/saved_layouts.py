@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardtensor.backend.device import MEMORY_KINDS
-from shardtensor.backend.registry import devices, is_remote, load, local_devices
+from shardtensor.backend.device import MEMORY_KINDS, Device
+from shardtensor.backend.registry import devices, is_remote, load, local_devices, processes_of
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
 from shardtensor.files.metadata import Object
 from shardtensor.sharding.layout import NamedSharding, as_sharding
@@ -117,8 +117,8 @@ def _size(n: object) -> int:
 def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
     """Returns the sharding of a tensor with a layout on the devices that exist, and whether it is committed to it.
 
-    It is the layout itself where its devices exist, or the mesh in use has axes of these names and sizes. Otherwise the
-    default mesh splits the first dimension, and the tensor is not committed, because no caller chose the mesh.
+    It is the layout itself where the mesh in use has axes of these names and sizes, or the devices exist, in a job some
+    in each process. Otherwise the default mesh splits the first dimension, and the tensor is not committed, because no caller chose the mesh.
     """
     mesh = default_mesh()
     if mesh.size == 1 or tuple(mesh.shape.items()) != layout.axes:  # Of single devices, each is a mesh of its own.
@@ -139,11 +139,14 @@ def _mesh(layout: Layout) -> Mesh | None:
         there = (local_devices if layout.local else devices)(layout.backend)
     if max(layout.numbers) >= len(there):
         return None
-    return _mesh_of(layout.axes, tuple([there[k] for k in layout.numbers]))
+    chosen = tuple([there[k] for k in layout.numbers])
+    if processes_of(chosen) != processes_of(tuple(there)):  # Some of the processes would have nothing of the tensor.
+        return None
+    return _mesh_of(layout.axes, chosen)
 
 
 @functools.lru_cache(256)
-def _mesh_of(axes: tuple[tuple[str, int], ...], chosen: tuple[object, ...]) -> Mesh:
+def _mesh_of(axes: tuple[tuple[str, int], ...], chosen: tuple[Device, ...]) -> Mesh:
     grid = np.empty(len(chosen), object)
     grid[:] = chosen
     return Mesh(grid.reshape([size for _, size in axes]), tuple([name for name, _ in axes]))

@@ -1,0 +1,35 @@
+"""Checkpoints that several processes save, restored on other numbers of processes and devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardtensor as st
+from tests.communication.test_distributed import FULL, launch
+from tests.draws import all_of_them
+from tests.scripts import new_process
+
+PROGRAM = str(Path(__file__).parent / "spanning_checkpoints.py")
+
+
+@pytest.mark.parametrize(("engine", "processes", "count"), [
+    ("gloo", 4, 2), pytest.param("mpi", 4, 2, marks=FULL), pytest.param("mpi", 2, 3, marks=FULL),
+    pytest.param("gloo", 3, 1, marks=FULL),
+])  # fmt: skip
+def test_other_processes_and_devices_restore_what_was_saved(
+    engine: str, processes: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", str(count))
+    status, text = launch(engine, processes, PROGRAM, "save", str(tmp_path))
+    assert (status, text.count("passed")) == (0, processes), text
+    for number in (0, 1, 2):
+        st.checkpoint.verify(tmp_path / str(number))
+    for devices in (1, 2, 3, 8) if all_of_them else (1, 3):
+        done = new_process(PROGRAM, "restore", str(tmp_path), str(devices))
+        assert done.stdout == "passed\n", done.stderr
+    for jobs, each in ((2, 3), (4, 1), (3, 2)) if all_of_them else ((2, 3),):
+        monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", str(each))
+        status, text = launch(engine, jobs, PROGRAM, "restore", str(tmp_path))
+        assert (status, text.count("passed")) == (0, jobs), text
