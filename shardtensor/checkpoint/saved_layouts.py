@@ -118,7 +118,8 @@ def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
     """Returns the sharding of a tensor with a layout on the devices that exist, and whether it is committed to it.
 
     It is the layout itself where the mesh in use has axes of these names and sizes, or the devices exist, in a job some
-    in each process. Otherwise the default mesh splits the first dimension, and the tensor is not committed, because no caller chose the mesh.
+    in each process. Otherwise the default mesh splits the first dimension, and the tensor is not committed, because no
+    caller chose the mesh.
     """
     mesh = default_mesh()
     if mesh.size == 1 or tuple(mesh.shape.items()) != layout.axes:  # Of single devices, each is a mesh of its own.
