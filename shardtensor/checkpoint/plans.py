@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,8 @@ from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
 Piece = tuple[Box, Source]
 
+_metadata = functools.lru_cache(256)(array_metadata)  # Models have many arrays of few shapes.
+
 
 @dataclass
 class ArrayPlan:
@@ -48,6 +52,16 @@ class ArrayPlan:
     boxes: Sequence[Box]
     pieces: list[Piece]
     kept: Any = None
+
+    def free(self) -> None:
+        """Frees the values."""
+        self.pieces.clear()
+        self.kept = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return math.prod(self.record.shape) * self.record.dtype.itemsize
 
     def chunks(self, process: int) -> list[Shape]:
         """Returns the indices of the chunks that a process writes."""
@@ -192,7 +206,7 @@ def _plan(
     record: ArrayRecord, boxes: list[Box], processes: list[int], pieces: list[Piece], turn: int, kept: Any
 ) -> ArrayPlan:
     grid = plan_grid(record.shape, record.dtype.itemsize, boxes, turn)
-    metadata = array_metadata(record.shape, record.dtype, grid.chunk, grid.inner)
+    metadata = _metadata(record.shape, record.dtype, grid.chunk, grid.inner)
     return ArrayPlan(record, metadata, grid, processes, boxes, pieces, kept)
 
 

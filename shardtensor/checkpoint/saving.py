@@ -12,10 +12,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from shardtensor.checkpoint.manifest import FILE, Files, Manifest, manifest_text
-from shardtensor.checkpoint.plans import Plan
+from shardtensor.checkpoint.plans import ArrayPlan, Plan
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.errors import DistributedError
 from shardtensor.files.atomic import (
@@ -33,8 +34,20 @@ from shardtensor.files.paths import read_text
 from shardtensor.files.zarr import Written, write_array, write_chunk, write_group
 from shardtensor.host.units import counted
 
+T = TypeVar("T")
+U = TypeVar("U")
+
+_SMALL = 1 << 22
+"""The bytes of an array from which on writing it takes longer than flushing its files."""
+
+_THREADS = 4
+"""The threads that write small arrays."""
+
 _POLL = 0.01
 """Seconds between two looks at the folder, in which other processes leave what they have written."""
+
+_PATIENCE = 5.0
+"""Seconds after which a network file system shows a file that another process has written."""
 
 _MOST = 1 << 28
 """The bytes of such a file."""
@@ -64,35 +77,37 @@ class Save:
         self.error: BaseException | None = None
         self._plan, self._folder, self._overwrite = plan, folder, overwrite
         self._job, self._disk, self._after = job, disk, after
+        self._files: dict[str, Files] = {}
+        self._is_complete = False
         self._written = threading.Event()
+        self._is_finishing = threading.Event()
         self._is_stopped = threading.Event()
-        # A daemon, for which the interpreter does not wait at its end: `finish` is called there, which can stop it.
-        self._thread = threading.Thread(target=self._run, name="shardtensor-checkpoint", daemon=True)
+        # No daemon: at its end, the interpreter waits until the files are written, and then calls `finish`.
+        self._thread = threading.Thread(target=self._run, name="shardtensor-checkpoint", daemon=False)
 
     def start(self) -> None:
         """Starts to write, in a thread."""
         self._thread.start()
 
     @property
-    def is_running(self) -> bool:
-        """Whether this process still writes."""
-        return self._thread.is_alive()
+    def is_abandoned(self) -> bool:
+        """Whether the processes cannot complete the checkpoint, for a reason that is raised elsewhere."""
+        return self.error is None and not self._is_complete and self._job.is_broken
 
     # -- in the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            files = self._write()
+            self._files = self._write()
             if self._job.index:
-                replace_file(self._list_of(self._job.index), [json.dumps(files).encode()], self._disk)
+                replace_file(self._list_of(self._job.index), [json.dumps(self._files).encode()], self._disk)
             self._written.set()
-            if not self._job.index:
-                self._complete(files)
+            if not self._job.index and self._waits_for_others():
+                self._complete()
         except BaseException as error:  # It is raised in the thread that finishes the save.
             self.error = error
         finally:
             self._written.set()
-            self._plan.arrays.clear()  # The values are free to be overwritten.
 
     def _write(self) -> dict[str, Files]:
         """Writes the files of this process, and returns them by the names of their arrays."""
@@ -104,22 +119,43 @@ class Save:
             if first:
                 row = write_group(folder, {}, self._disk)
                 files.setdefault("", {})[os.path.join(group, row.key)] = row.nbytes, row.crc32c
-        for array in self._plan.arrays:
-            folder = os.path.join(self._folder, array.record.name)
-            rows: list[Written] = []
-            if first:
-                rows.append(write_array(folder, array.metadata, self._disk))
-            for index in array.chunks(self._job.index):
-                if self._is_stopped.is_set():
-                    raise _StoppedError
-                make_folder(folder, self._disk)
-                rows.append(write_chunk(folder, array.metadata, index, array.pieces_of(index), self._disk))
-            if rows:
-                files[array.record.name] = {row.key: (row.nbytes, row.crc32c) for row in rows}
+        arrays = self._plan.arrays
+        small = [a for a in arrays if a.nbytes < _SMALL]
+        # The disk flushes files that several threads have written at about the same time together.
+        rows = in_threads(self._write_array, small, _THREADS)
+        large = [a for a in arrays if a.nbytes >= _SMALL]
+        rows += [*map(self._write_array, large)]
+        for array, some in zip(small + large, rows, strict=True):
+            if some:
+                files[array.record.name] = {row.key: (row.nbytes, row.crc32c) for row in some}
         return files
 
-    def _complete(self, files: dict[str, Files]) -> None:
-        """Completes the checkpoint, in process 0, when all others have written their files."""
+    def _write_array(self, array: ArrayPlan) -> list[Written]:
+        """Writes the files of an array that this process writes."""
+        folder = os.path.join(self._folder, array.record.name)
+        rows = [] if self._job.index else [write_array(folder, array.metadata, self._disk)]
+        for index in array.chunks(self._job.index):
+            if self._is_stopped.is_set():
+                raise _StoppedError
+            make_folder(folder, self._disk)
+            rows.append(write_chunk(folder, array.metadata, index, array.pieces_of(index), self._disk))
+        array.free()
+        return rows
+
+    def _waits_for_others(self) -> bool:
+        """Waits until the other processes have written their files, as long as the program runs and none has failed."""
+        missing = [*range(1, self._job.count)]
+        while missing and not self._is_finishing.is_set() and not self._job.is_broken:
+            if not threading.main_thread().is_alive():
+                break
+            missing = [k for k in missing if not os.path.exists(self._list_of(k))]
+            if missing:
+                self._is_finishing.wait(_POLL)
+        return not missing
+
+    def _complete(self) -> None:
+        """Completes the checkpoint, in process 0, after all others have written their files."""
+        files, self._is_complete = self._files, True
         for process in range(1, self._job.count):
             for name, rows in self._files_of(process).items():
                 files.setdefault(name, {}).update(rows)
@@ -138,21 +174,17 @@ class Save:
         return os.path.join(self._folder, f".files.{process}")
 
     def _files_of(self, process: int) -> dict[str, Files]:
-        """Waits until another process has written its files, and returns them."""
-        path = self._list_of(process)
-        deadline = time.monotonic() + self._job.timeout
-        while True:
-            if self._is_stopped.is_set() or self._job.is_broken:
-                raise _StoppedError
-            with contextlib.suppress(FileNotFoundError):
-                content = read_text(self._folder, os.path.basename(path), _MOST)
-                break
-            if time.monotonic() > deadline:
-                raise DistributedError(
-                    f"checkpoint: process {process} has not written its files of {self.path} within "
-                    f"{self._job.timeout:g} s"
-                )
+        """Returns the files that another process has written."""
+        path, deadline = self._list_of(process), time.monotonic() + _PATIENCE
+        while not os.path.exists(path) and time.monotonic() < deadline:
             time.sleep(_POLL)
+        try:
+            content = read_text(self._folder, os.path.basename(path), _MOST)
+        except FileNotFoundError:
+            raise DistributedError(
+                f"checkpoint: process 0 does not see {path}, which process {process} has written: the processes need a "
+                "file system that all of them share"
+            ) from None
         with naming(path):
             self._disk.remove_file(path)
         files: dict[str, Files] = parse_json(content, path)
@@ -184,7 +216,13 @@ class Save:
         with self.removing():
             self._written.wait()
             self._job.agree("files written", self.error)
+            self._is_finishing.set()
             self._thread.join()
+            if not self._job.index and not self._is_complete:
+                try:
+                    self._complete()
+                except BaseException as error:  # It is raised below, when all processes know of it.
+                    self.error = error
             self._job.agree("folder renamed", self.error)
 
     @contextlib.contextmanager
@@ -194,6 +232,7 @@ class Save:
             yield
         except BaseException as error:  # It passes on: also after Ctrl-C, no folder is left.
             self._is_stopped.set()
+            self._is_finishing.set()
             if self._thread.ident is not None:
                 self._thread.join()
             if not self._job.index and os.path.lexists(self._folder):
@@ -202,6 +241,37 @@ class Save:
                 except OSError as another:
                     error.add_note(f"{self._folder} could not be removed: {another}")
             raise
+
+
+def in_threads(function: Callable[[T], U], items: Sequence[T], count: int) -> list[U]:
+    """Returns the results of a function of items, which several threads compute; an error ends all of them.
+
+    Other than those of `concurrent.futures`, the threads may also be started while the interpreter waits for its last
+    threads.
+    """
+    numbers, results, errors = iter(range(len(items))), dict[int, U](), list[BaseException]()
+    lock = threading.Lock()  # fork: the threads and the lock end with this call, in the process that made them.
+
+    def run() -> None:
+        while not errors:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                results[number] = function(items[number])
+            except BaseException as error:  # It is raised below.
+                errors.append(error)
+
+    others = [threading.Thread(target=run, name="shardtensor-checkpoint") for _ in range(min(count, len(items)) - 1)]
+    for thread in others:
+        thread.start()
+    run()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
 
 
 class _StoppedError(Exception):

@@ -102,7 +102,8 @@ def check() -> None:
 
 def _at_exit() -> None:
     """Completes the save before the program ends; Python prints its error."""
-    finish()
+    if _Background.save is not None and not _Background.save.is_abandoned:
+        finish()
 
 
 def start(
