@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,10 @@ from shardtensor.communication.messages import send
 from shardtensor.communication.transfer import are_joined
 from shardtensor.core import call
 from shardtensor.files.chunk_grids import Box
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ShardedTensor, current_storage, mark_array, tensor_of
-from shardtensor.tensor.value import Aval, new_buffers, on_devices
+from shardtensor.tensor.value import Aval, aval, new_buffers, on_devices
 
 BLOCK = 1 << 26
 """The bytes of host memory to which the elements of a device are copied at a time, where no other number is given."""
@@ -90,6 +93,31 @@ def local_pieces(x: ShardedTensor, most: int) -> list[tuple[Box, Source]]:
             on_host = type(array) is np.ndarray
             pieces[box] = array if on_host else DevicePiece(array, device, value.dtype, most)
     return list(pieces.items())
+
+
+_SENT_FROM = 1 << 20
+"""The bytes of a tensor from which on elements that several processes need are read once, and sent."""
+
+
+def divided(value: Aval) -> Aval:
+    """Returns the aval in which a tensor is read, of which no two processes have the same elements: that of the tensor,
+    split also along the mesh axes along which processes have replicas.
+    """
+    mesh, spec = value.sharding.mesh, value.sharding.spec
+    if not value.spans or value.nbytes < _SENT_FROM:
+        return value
+    processes = np.array([device.process_index for device in mesh.flat]).reshape(mesh.axis_sizes)
+    crossing = [
+        axis
+        for k, axis in enumerate(mesh.axis_names)
+        if axis not in spec.axes and np.any(processes != np.take(processes, [0], k))
+    ]
+    if not crossing:
+        return value
+    chains = [*spec.chains_of(value.ndim)]
+    longest = max(range(value.ndim), key=lambda d: value.shape[d] // math.prod([mesh.shape[a] for a in chains[d]]))
+    chains[longest] += tuple(crossing)
+    return aval(value.shape, value.dtype, NamedSharding(mesh, P(*chains)), value.committed)
 
 
 Reader = Callable[[Box, HostArray | None], HostArray]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,13 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import is_spanning
 from shardtensor.checkpoint import values
 from shardtensor.checkpoint.manifest import ArrayRecord, Manifest, open_checkpoint
-from shardtensor.checkpoint.pieces import tensor_from
+from shardtensor.checkpoint.pieces import divided, tensor_from
 from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Key, Node, mapped, names_of, python_tree, renamed, selected, shown
 from shardtensor.checkpoint.writing import Path, checked_path
 from shardtensor.communication.between_processes.processes import note
+from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.files.checksums import crc32c
 from shardtensor.files.metadata import MOST, ArrayMetadata, Object, parse
@@ -29,7 +30,7 @@ from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.pytree import keys_of, replaced
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval
 
 _LAYOUTS = (Device, Mesh, NamedSharding, PartitionSpec)
@@ -101,9 +102,9 @@ def restored(
     if job.count > 1:
         rows = [f"a checkpoint with the checksum {manifest.crc32c:08x}", *[one.text() for one in wanted]]
         job.check_same(rows, "wanted the same path and arguments in all processes")
-    results = job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
-    for result in results:
-        _identify(result, caller, job)
+    trees = job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
+    # Only now: after an error of one process in reading, the others must not wait for it in an exchange.
+    results = [python_tree(mapped(tree, lambda _, leaf: _in_layout(leaf, caller))) for tree in trees]
     return results[0] if like is None else replaced(like, results)
 
 
@@ -134,9 +135,9 @@ class _Wanted:
         is_layout = isinstance(like, (str, *_LAYOUTS))
         return f"in like {like if is_layout else type(like).__name__} for {python_tree(self.node)}"
 
-    def read(self, folder: str, manifest: Manifest, caller: str) -> Any:
-        """Reads it."""
-        return python_tree(mapped(self.node, lambda _, record: self._leaf(folder, manifest, record, caller)))
+    def read(self, folder: str, manifest: Manifest, caller: str) -> Node[Any] | Any:
+        """Reads it: of a tensor, what it returns is for `_in_layout`."""
+        return mapped(self.node, lambda _, record: self._leaf(folder, manifest, record, caller))
 
     def _leaf(self, folder: str, manifest: Manifest, record: Object, caller: str) -> Any:
         if "array" not in record:
@@ -237,12 +238,31 @@ def _compare(
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def _read_array(folder: str, array: ArrayRecord, like: Any) -> ShardedTensor | HostArray:
+class _Read(NamedTuple):
+    """A tensor that was read, and the aval that it gets."""
+
+    x: ShardedTensor
+    target: Aval
+
+
+def _read_array(folder: str, array: ArrayRecord, like: Any) -> _Read | HostArray:
     stored = open_array(folder, array)
     target = _target(array, like)
     if target is None:
         return stored.read()
-    return tensor_from(target, lambda box, out: stored.read(box, out), array.scalar)
+    return _Read(tensor_from(divided(target), lambda box, out: stored.read(box, out), array.scalar), target)
+
+
+def _in_layout(leaf: Any, caller: str) -> Any:
+    """Returns a leaf in its layout: what processes have divided to read it is sent."""
+    if not isinstance(leaf, _Read):
+        return leaf
+    x, target = leaf
+    if x._aval.spans:
+        x._identity = note(f"{caller}: {x.dtype}{list(x.shape)} {x.sharding.spec}")
+    if x._aval is target:
+        return x
+    return mark_array(tensor(target, call("reshard", x, sharding=target.sharding)._storage))
 
 
 def open_array(folder: str, array: ArrayRecord) -> ZarrArray:
@@ -282,15 +302,3 @@ def _target(array: ArrayRecord, like: Any) -> Aval | None:
         sharding, committed = placed(array.layout, len(shape))
         return aval(shape, dtype, sharding, committed)
     return aval(shape, dtype, as_sharding(like, len(shape), "restore"), True)
-
-
-def _identify(tree: Any, caller: str, job: JobPart) -> None:
-    """Notes the tensors of several processes, which have to be the same in all of them."""
-    if job.count == 1:
-        return
-    items = keys_of(tree)
-    if items is not None:
-        for _, child in items:
-            _identify(child, caller, job)
-    elif isinstance(tree, ShardedTensor) and tree._aval.spans:
-        tree._identity = note(f"{caller}: {tree.dtype}{list(tree.shape)} {tree.sharding.spec}")
