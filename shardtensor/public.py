@@ -129,7 +129,7 @@ from shardtensor.functions.standard.data_types import (
 from shardtensor.functions.numpy.differences import gradient as gradient
 from shardtensor.functions.numpy.einsum import einsum as einsum
 from shardtensor.functions.standard.elementwise import *
-from shardtensor.functions.interchange.files import (
+from shardtensor.files.array_files import (
     load as load,
     save as save,
     savez as savez,

@@ -21,8 +21,8 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.interchange import npy_files
-from shardtensor.functions.interchange.npy_files import broken_as_error, read_elements, read_header
+from shardtensor.files import npy_files
+from shardtensor.files.npy_files import broken_as_error, read_elements, read_header
 from shardtensor.host.replacement import is_special, replaced
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Where, as_sharding
