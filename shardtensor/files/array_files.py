@@ -2,6 +2,7 @@
 
 Arrays are written one block of rows after the other, so that the host never holds a second copy of the whole array. A
 file is written under another name and renamed at the end: a process that is stopped leaves what the path had before.
+A tensor of which no process has all elements is written by all processes: see `joint_writes`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, is_remote, process_index
 from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.files import npy_files
+from shardtensor.files.joint_writes import Placed, Writers, check_path, collected, is_scattered, write_jointly
 from shardtensor.files.npy_files import broken_as_error, read_elements, read_header
 from shardtensor.host.replacement import is_special, replaced
 from shardtensor.host.units import counted
@@ -46,6 +48,10 @@ def save(file: File, arr: ArrayLike) -> None:
     permits no new files, or this user cannot give a file that owner or group, the old file itself is written, and an
     error leaves it incomplete.
 
+    A tensor of which no process has all elements is written by all processes of the job: they call this with the same
+    path, on a file system that they share, and each writes its part of the file. An error in one of them is an error in
+    all of them.
+
     Args:
         file: a path, to which ".npy" is appended if it does not end with it and is not that of a device or a pipe, or a
             file that is open for writing bytes.
@@ -54,7 +60,9 @@ def save(file: File, arr: ArrayLike) -> None:
     Raises:
         ArgumentTypeError: ``arr`` holds Python objects, which only pickles store, or ``file`` is neither a path nor a
             file that is open for writing bytes.
-        ArgumentError: ``file`` is closed, or no file can have that path.
+        ArgumentError: ``file`` is closed, or no file can have that path, or a process does not see the file that
+            process 0 has made.
+        NotAddressableError: no process has all elements of ``arr``, and ``file`` is an open file.
         OSError: the file cannot be written.
 
     >>> st.save(io := __import__("io").BytesIO(), st.arange(3))
@@ -64,12 +72,19 @@ def save(file: File, arr: ArrayLike) -> None:
     if isinstance(arr, (str, os.PathLike)) and not isinstance(file, (str, os.PathLike)):
         raise ArgumentTypeError(f"save: arr is the path {arr!r:.60}; the file comes first: st.save({arr!r:.60}, x)")
     x = _storable(arr, "save")
+    if is_scattered(x):
+        npy_files.write_header(header := io.BytesIO(), x.shape, x.dtype)
+        _write_scattered(file, ".npy", header.getvalue(), x, "save")
+        return
     with _opened(file, ".npy", "save") as stream:
         _write(stream, x)
 
 
 def savez(file: File, *args: ArrayLike, **kwds: ArrayLike) -> None:
     """Writes arrays to a file in NumPy's format .npz: an archive of .npy files, each with a checksum.
+
+    Where no process has all elements of one of them, all processes call this, as `save`. Process 0 writes the archive,
+    and gets the elements block by block from the others.
 
     Args:
         file: a path, to which ".npz" is appended, or a file, as those of `save`.
@@ -78,7 +93,7 @@ def savez(file: File, *args: ArrayLike, **kwds: ArrayLike) -> None:
 
     Raises:
         ArgumentError: a name occurs twice, or archives cannot have it.
-        ArgumentTypeError, OSError: see `save`.
+        ArgumentTypeError, NotAddressableError, OSError: see `save`.
 
     >>> st.savez(io := __import__("io").BytesIO(), st.arange(3), b=st.ones(2))
     >>> sorted(np.load(__import__("io").BytesIO(io.getvalue())))
@@ -104,10 +119,36 @@ def _write_archive(file: File, args: tuple[Any, ...], named: Mapping[str, Any], 
     for name in named:
         _check_name(name, caller)
     known = {name: _storable(x, caller) for name, x in (arrays | dict(named)).items()}
+    if any(map(is_scattered, known.values())):
+        path = check_path(_path_of(file, ".npz", caller), caller)
+        writers = Writers(caller, path, list(known.values()))
+        with writers.together():
+            if process_index() == 0:
+                with _archive(path, caller, compression) as archive:
+                    _write_members(archive, known, lambda x: collected(x, writers, caller))
+            else:
+                for x in known.values():
+                    for _ in collected(x, writers, caller):
+                        pass
+        return
+    with _archive(file, caller, compression) as archive:
+        _write_members(archive, known, _blocks)
+
+
+@contextlib.contextmanager
+def _archive(file: File, caller: str, compression: int) -> Iterator[zipfile.ZipFile]:
     with _opened(file, ".npz", caller) as stream, zipfile.ZipFile(stream, "w", compression, allowZip64=True) as archive:
-        for name, x in known.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                _write(member, x)
+        yield archive
+
+
+def _write_members(
+    archive: zipfile.ZipFile, arrays: Mapping[str, Any], blocks: Callable[[Any], Iterable[HostArray | None]]
+) -> None:
+    for name, x in arrays.items():
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            npy_files.write_header(member, x.shape, x.dtype)
+            for block in blocks(x):
+                member.write(_bytes_of(block))
 
 
 def _check_name(name: str, caller: str) -> None:
@@ -143,10 +184,26 @@ def _write(stream: IO[bytes], x: Any) -> None:
 
 def write_elements(file: File, x: Any) -> None:
     """Writes the bytes of the elements of a tensor or host array in row-major order, one block after the other."""
+    if is_scattered(x):
+        _write_scattered(file, "", b"", x, "tofile")
+        return
     with _opened(file, "", "tofile") as stream:
-        for index in npy_files.blocks(x.shape, x.dtype.itemsize):
-            block = call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
-            stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+        for block in _blocks(x):
+            stream.write(_bytes_of(block))
+
+
+def _write_scattered(file: File, suffix: str, header: bytes, x: ShardedTensor, caller: str) -> None:
+    path = check_path(_path_of(file, suffix, caller), caller)
+    write_jointly(path, header, len(header) + x.nbytes, [Placed(len(header), x)], caller)
+
+
+def _blocks(x: Any) -> Iterator[HostArray]:
+    for index in npy_files.blocks(x.shape, x.dtype.itemsize):
+        yield call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
+
+
+def _bytes_of(block: Any) -> memoryview:
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 @contextlib.contextmanager
@@ -156,9 +213,9 @@ def _opened(file: File, suffix: str, caller: str) -> Iterator[IO[bytes]]:
     Raises:
         ArgumentTypeError, ArgumentError: it is neither a path nor a file that is open for writing bytes.
     """
-    path = _path_of(file, caller, "write")
+    path = _path_of(file, suffix, caller)
     if path is not None:
-        with replaced(path if path.endswith(suffix) or is_special(path) else path + suffix) as stream:
+        with replaced(path) as stream:
             yield stream
     elif isinstance(file, io.RawIOBase):
         yield _WholeWrites(file)  # type: ignore[misc]
@@ -187,7 +244,17 @@ class _WholeWrites:
         return size
 
 
-def _path_of(file: Any, caller: str, *methods: str) -> str | None:
+def _path_of(file: Any, suffix: str, caller: str) -> str | None:
+    """Returns the path of a file that is written, with its suffix; None if it is one that is open for writing bytes.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is neither.
+    """
+    path = path_of(file, caller, "write")
+    return path if path is None or path.endswith(suffix) or is_special(path) else path + suffix
+
+
+def path_of(file: Any, caller: str, *methods: str) -> str | None:
     """Returns the path that ``file`` is; None if it is a file that is open for bytes, and has these methods.
 
     Raises:
@@ -323,7 +390,7 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     >>> io.seek(0), st.load(io).tolist()
     (0, [0, 1, 2])
     """
-    path = _path_of(file, "load", "read", "seek", "tell")
+    path = path_of(file, "load", "read", "seek", "tell")
     if path is None:
         return _load_stream(file, device)
     with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
