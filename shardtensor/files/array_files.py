@@ -23,8 +23,11 @@ from shardtensor.backend.registry import backend_of, is_remote, process_index
 from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.files import npy_files
+from shardtensor.files.byte_ranges import read_box
+from shardtensor.files.chunk_grids import Box
 from shardtensor.files.joint_writes import Placed, Writers, check_path, collected, is_scattered, write_jointly
 from shardtensor.files.npy_files import broken_as_error, read_elements, read_header
+from shardtensor.files.tensor_reads import tensor_from
 from shardtensor.host.replacement import is_special, replaced
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Where, as_sharding
@@ -366,9 +369,8 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     its elements. The format .npy has no checksums: changed elements are not noticed.
 
     On devices of this process an array is read, not mapped: a file that another process truncates meanwhile is an
-    error. On a mesh that spans processes, an array in a .npy file at a path is mapped into memory, and each process
-    reads its part only; such a file must not be truncated meanwhile, since the operating system ends processes that
-    read beyond the end of a mapped file. Arrays of a .npz file are read as a whole in each process.
+    error. On a mesh that spans processes, each process reads its part of a .npy file at a path only. Arrays of a .npz
+    file are read as a whole in each process.
 
     Args:
         file: a path of a regular file, or a file that is open for reading bytes, and can be positioned.
@@ -430,11 +432,16 @@ def _load_stream(file: Any, device: Where | None) -> ShardedTensor | NpzFile:
 def _placed_file(stream: Any, header: npy_files.Header, path: str, device: Where | None) -> ShardedTensor:
     """Returns the array of a .npy file at a path as a tensor."""
     target = as_sharding(default_mesh() if device is None else device, len(header.shape), "load")
-    if header.nbytes and any(map(is_remote, target.mesh.flat)):
-        order: Any = "F" if header.fortran else "C"
-        mapped = np.memmap(stream, header.dtype, "r", header.length, header.shape, order)
-        array = np.asarray(mapped)
-        return _placed(array.astype(array.dtype.newbyteorder("="), copy=False), device)
+    if any(map(is_remote, target.mesh.flat)):
+
+        def read(box: Box, out: HostArray) -> None:
+            shape, into = (header.shape[::-1], out.T) if header.fortran else (header.shape, out)
+            box = box[::-1] if header.fortran else box
+            read_box(stream.fileno(), path, header.length, shape, box, into)
+            if not header.dtype.isnative:
+                out.byteswap(inplace=True)
+
+        return tensor_from(header.shape, header.dtype.newbyteorder("="), device, read, "load")
     return _placed(read_elements(stream, header, path), device)
 
 

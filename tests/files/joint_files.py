@@ -48,7 +48,7 @@ def assert_file(name: str, expected: Any) -> None:
 
 def arrays_of_all_layouts_are_whole() -> None:
     wide = np.arange(5 * 2 * 6, dtype=np.int16).reshape(5, 2, 6)
-    for n, (array, spec) in enumerate([(ROWS, ("x",)), (ROWS, (None, "x")), (wide, (None, None, "x")), (wide, (None, "x"))]):
+    for array, spec in ((ROWS, ("x",)), (ROWS, (None, "x")), (wide, (None, None, "x")), (wide, (None, "x"))):
         x = tensor(array, *spec)
         for block, run in ((1 << 24, 256), (40, 0), (1, 1)):
             with mock.patch.object(npy_files, "_BLOCK", block), mock.patch.object(joint_writes, "_LEAST_RUN", run):
@@ -66,7 +66,13 @@ def arrays_of_all_layouts_are_whole() -> None:
 
 def views_and_partial_sums_are_whole() -> None:
     x = tensor(ROWS, "x")
-    for y, expected in ((x[1:, ::2], ROWS[1:, ::2]), (x.T, ROWS.T), (x[2], ROWS[2]), (x[6, 1], ROWS[6, 1]), (x[:0], ROWS[:0])):
+    for y, expected in (
+        (x[1:, ::2], ROWS[1:, ::2]),
+        (x.T, ROWS.T),
+        (x[2], ROWS[2]),
+        (x[6, 1], ROWS[6, 1]),
+        (x[:0], ROWS[:0]),
+    ):
         np.save(FOLDER / "x.npy", y)
         assert_file("x.npy", expected)
     unreduced = st.sum(x, axis=0, out_sharding=st.NamedSharding(everything(), st.P(unreduced={"x"})))
@@ -102,11 +108,38 @@ def archives_are_written_by_one_process() -> None:
         with mock.patch.object(npy_files, "_BLOCK", 30):
             write(FOLDER / "z", x, same=same, own=own, columns=tensor(ROWS, None, "x"), host=ROWS[2], view=x[1:, 1])
         with np.load(FOLDER / "z.npz") as found:
-            expected = {"arr_0": ROWS, "same": ROWS[0], "own": ROWS[1], "columns": ROWS, "host": ROWS[2], "view": ROWS[1:, 1]}
+            expected = {
+                "arr_0": ROWS,
+                "same": ROWS[0],
+                "own": ROWS[1],
+                "columns": ROWS,
+                "host": ROWS[2],
+                "view": ROWS[1:, 1],
+            }
             assert {*found} == {*expected}
             for name, array in expected.items():
                 np.testing.assert_array_equal(found[name], array, strict=True)
     assert files() == ["x.npy", "z.npz"]
+
+
+def each_process_reads_its_part_of_any_order() -> None:
+    wide = np.arange(40 * 3 * 50.0).reshape(40, 3, 50)
+    wanted = [("C", "<c8"), ("F", ">i4"), ("F", "<f8"), ("C", ">f2")]
+    for order, dtype in wanted:
+        array = np.array(wide, dtype, order=order)
+        if here() == 0:
+            np.save(FOLDER / "x.npy", array)
+        distributed.sync_global_devices("written")
+        for spec in (("x",), (None, None, "x"), (None, "x"), ()):
+            x = st.load(FOLDER / "x.npy", device=st.NamedSharding(everything(), st.P(*spec)))
+            assert x.dtype == array.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(distributed.process_allgather(x), array)
+    assert len(st.load(FOLDER / "x.npy").sharding.mesh.flat) == len(st.devices())
+    if here() == 0:
+        os.truncate(FOLDER / "x.npy", 3000)
+    distributed.sync_global_devices("truncated")
+    with pytest.raises(st.ArgumentError, match=r"load: \S*x.npy is truncated"):
+        st.load(FOLDER / "x.npy", device=everything())
 
 
 def old_files_keep_their_modes_and_links() -> None:
@@ -137,7 +170,9 @@ def errors_of_one_process_are_errors_of_all() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fails(process: int, target: Any, name: str, function: Callable[..., Any]) -> Any:
-        return mock.patch.object(target, name, function) if here() == process else mock.patch.object(sys, "path", sys.path)
+        return (
+            mock.patch.object(target, name, function) if here() == process else mock.patch.object(sys, "path", sys.path)
+        )
 
     for save in (lambda: st.save(FOLDER / "x.npy", x + 1), lambda: (x + 1).tofile(FOLDER / "x.npy")):
         for process in {0, last}:
@@ -161,15 +196,24 @@ def errors_of_one_process_are_errors_of_all() -> None:
     with pytest.raises(st.ArgumentError, match="save: /dev/null is no regular file"):
         st.save("/dev/null", x)
     with (
-        pytest.raises(st.ArgumentError, match=f"save: process {last} does not see the file that process 0 has made for"),
+        pytest.raises(
+            st.ArgumentError, match=f"save: process {last} does not see the file that process 0 has made for"
+        ),
         fails(last, joint_writes, "target_of", lambda path: f"{FOLDER}/other/x.npy"),
     ):
         st.save(FOLDER / "x.npy", x + 1)
-    error, match = (ZeroDivisionError, "no") if here() == last else (st.DistributedError, f"save: process {last} has not written")
-    with pytest.raises(error, match=match), fails(last, joint_writes, "write_box", mock.Mock(side_effect=ZeroDivisionError("no"))):
+    error, match = (
+        (ZeroDivisionError, "no") if here() == last else (st.DistributedError, f"save: process {last} has not written")
+    )
+    with (
+        pytest.raises(error, match=match),
+        fails(last, joint_writes, "write_box", mock.Mock(side_effect=ZeroDivisionError("no"))),
+    ):
         st.save(FOLDER / "x.npy", x + 1)
     for save in (st.save, st.savez, st.savez_compressed, lambda file, x: x.tofile(file)):
-        with pytest.raises(st.NotAddressableError, match="the file is an open one of this process; .*process_allgather"):
+        with pytest.raises(
+            st.NotAddressableError, match=r"the file is an open one of this process; .*process_allgather"
+        ):
             save(io.BytesIO(), x)
     assert_file("x.npy", ROWS)
     assert files() == ["x.npy", "z.npz"]
@@ -177,7 +221,7 @@ def errors_of_one_process_are_errors_of_all() -> None:
 
 CHECKS = [
     arrays_of_all_layouts_are_whole, views_and_partial_sums_are_whole, each_element_is_written_once,
-    archives_are_written_by_one_process, old_files_keep_their_modes_and_links, errors_of_one_process_are_errors_of_all,
+    archives_are_written_by_one_process, each_process_reads_its_part_of_any_order, old_files_keep_their_modes_and_links, errors_of_one_process_are_errors_of_all,
 ]  # fmt: skip
 
 if __name__ == "__main__":
