@@ -135,6 +135,10 @@ from shardtensor.files.array_files import (
     savez as savez,
     savez_compressed as savez_compressed,
 )
+from shardtensor.files.safetensors_files import (
+    load_safetensors as load_safetensors,
+    save_safetensors as save_safetensors,
+)
 from shardtensor.functions.numpy.grids import (
     fromfunction as fromfunction,
     geomspace as geomspace,

@@ -174,10 +174,15 @@ def _storable(x: Any, caller: str) -> Any:
     Raises:
         ArgumentTypeError: it holds Python objects, text or records, or a dtype that NumPy lacks.
     """
-    array = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
-    array = array if isinstance(array, ShardedTensor) else np.asarray(array)
+    array = as_array(x, caller)
     npy_files.check_dtype(dtype_of(array), caller)
     return array
+
+
+def as_array(x: Any, caller: str) -> Any:
+    """Returns an array, a scalar or nested lists as a tensor or a host array."""
+    array = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
+    return array if isinstance(array, ShardedTensor) else np.asarray(array)
 
 
 def _write(stream: IO[bytes], x: Any) -> None:
@@ -395,7 +400,7 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     path = path_of(file, "load", "read", "seek", "tell")
     if path is None:
         return _load_stream(file, device)
-    with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
+    with open(path, "rb", buffering=0, opener=open_at_once) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ArgumentError(f"load: {path} is not a regular file; wanted one, or the contents in an io.BytesIO")
@@ -406,7 +411,7 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     return NpzFile(path, device, path)
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def open_at_once(path: str, flags: int) -> int:
     """Opens a file without waiting for a process that writes to it, as the system does for pipes."""
     return os.open(path, flags | os.O_NONBLOCK)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, Device, HostArray
+from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import note, note_error
@@ -52,24 +52,31 @@ def tensor_from(shape: Shape, dtype: np.dtype[Any], where: Where | None, read: R
     number = note(f"{caller}({dtype}{list(shape)} {target.spec})") if spans else 0
     try:
         with naming_caller(caller):
-            buffers = [_read(value, n, device, read) for n, device in enumerate(value.cells.grid.devices)]
+            buffers = _buffers(value, read)
     except BaseException as error:  # Raised again: other processes may not have raised it.
         note_error(caller, (target,), error)
         raise
-    result = mark_array(tensor_of(value, tuple(buffers)))
+    result = mark_array(tensor_of(value, buffers))
     if spans:
         result._identity = number
     return result
 
 
-def _read(value: Aval, number: int, device: Device, read: Read) -> Any:
-    """Returns the buffer of a cell of a value."""
-    shape = value.cells.grid.shape(number)
-    if is_remote(device):
-        return RemoteArray(shape, value.dtype)
-    out = memory_pool.empty(shape, value.dtype)
-    read(value.cells.grid.box(number), out)
-    return out if backend_of(device).on_host else send(out, HOST, device)
+def _buffers(value: Aval, read: Read) -> tuple[Any, ...]:
+    """Returns the buffers of the cells of a value; what several of them hold is read once."""
+    grid = value.cells.grid
+    buffers: list[Any] = [RemoteArray(grid.shape(n), value.dtype) for n in range(len(grid.devices))]
+    holders: dict[Box, list[int]] = {}
+    for n, device in enumerate(grid.devices):
+        if not is_remote(device):
+            holders.setdefault(grid.box(n), []).append(n)
+    for box, numbers in holders.items():
+        out = memory_pool.empty(grid.shape(numbers[0]), value.dtype)
+        read(box, out)
+        for n in numbers:
+            device = grid.devices[n]
+            buffers[n] = out if backend_of(device).on_host else send(out, HOST, device)
+    return tuple(buffers)
 
 
 @contextlib.contextmanager

@@ -127,6 +127,7 @@ def each_process_reads_its_part_of_any_order() -> None:
     wanted = [("C", "<c8"), ("F", ">i4"), ("F", "<f8"), ("C", ">f2")]
     for order, dtype in wanted:
         array = np.array(wide, dtype, order=order)
+        distributed.sync_global_devices("read")
         if here() == 0:
             np.save(FOLDER / "x.npy", array)
         distributed.sync_global_devices("written")
@@ -135,11 +136,44 @@ def each_process_reads_its_part_of_any_order() -> None:
             assert x.dtype == array.dtype.newbyteorder("=")
             np.testing.assert_array_equal(distributed.process_allgather(x), array)
     assert len(st.load(FOLDER / "x.npy").sharding.mesh.flat) == len(st.devices())
+    distributed.sync_global_devices("read")
     if here() == 0:
         os.truncate(FOLDER / "x.npy", 3000)
     distributed.sync_global_devices("truncated")
     with pytest.raises(st.ArgumentError, match=r"load: \S*x.npy is truncated"):
         st.load(FOLDER / "x.npy", device=everything())
+
+
+def weights_are_written_and_read_in_parts() -> None:
+    mesh = st.make_mesh((2, len(st.devices()) // 2), ("a", "b"))
+    arrays = {"w": ROWS, "b": ROWS[0].astype(np.float32), "host": np.arange(4), "empty": ROWS[:0], "same": ROWS[1]}
+    specs = {"w": st.P("a", "b"), "b": st.P("b"), "empty": st.P("a"), "same": st.P()}
+    laid = {name: st.device_put(arrays[name], st.NamedSharding(mesh, spec)) for name, spec in specs.items()}
+    own = st.asarray(ROWS[2], device=st.local_devices()[0])
+    st.save_safetensors(FOLDER / "m", {**laid, "host": arrays["host"], "own": own}, metadata={"a": "b"})
+    loaded = st.load_safetensors(
+        FOLDER / "m", lambda name, shape, dtype: st.NamedSharding(mesh, specs.get(name, st.P()))
+    )
+    assert {*loaded} == {*arrays, "own"}
+    for name, x in loaded.items():
+        np.testing.assert_array_equal(distributed.process_allgather(x), arrays.get(name, ROWS[2]), strict=True)
+    assert not loaded["w"].is_fully_addressable
+    y = loaded["w"] + laid["w"]
+    np.testing.assert_array_equal(distributed.process_allgather(y), 2 * ROWS)
+    wide = np.arange(8 * 4096.0).reshape(8, 4096)
+    st.save_safetensors(FOLDER / "m", {"wide": tensor(wide, None, "x")})
+    read, preadv = [], os.preadv
+    with mock.patch.object(
+        os, "preadv", lambda d, memory, *rest: read.append(len(memory[0])) or preadv(d, memory, *rest)
+    ):
+        x = st.load_safetensors(FOLDER / "m", st.NamedSharding(everything(), st.P(None, "x")))["wide"]
+    assert sum(read) < 1000 + wide.nbytes // distributed.process_count()
+    np.testing.assert_array_equal(distributed.process_allgather(x), wide)
+    with pytest.raises(FileNotFoundError, match="process 0: No such file"):
+        st.save_safetensors(FOLDER / "none" / "m", laid)
+    assert files() == ["m", "x.npy", "z.npz"]
+    if here() == 0:
+        (FOLDER / "m").unlink()
 
 
 def old_files_keep_their_modes_and_links() -> None:
@@ -221,7 +255,7 @@ def errors_of_one_process_are_errors_of_all() -> None:
 
 CHECKS = [
     arrays_of_all_layouts_are_whole, views_and_partial_sums_are_whole, each_element_is_written_once,
-    archives_are_written_by_one_process, each_process_reads_its_part_of_any_order, old_files_keep_their_modes_and_links, errors_of_one_process_are_errors_of_all,
+    archives_are_written_by_one_process, each_process_reads_its_part_of_any_order, weights_are_written_and_read_in_parts, old_files_keep_their_modes_and_links, errors_of_one_process_are_errors_of_all,
 ]  # fmt: skip
 
 if __name__ == "__main__":
