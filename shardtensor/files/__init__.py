@@ -7,8 +7,11 @@ file and has one owner, and its *inner chunks*, each of which is read alone and 
 is taken for hostile: its sizes are compared with those of the file before memory is allocated for them, and links in
 its folder are not followed.
 
-`npy_files` has the formats .npy and .npz. `array_files` is the only module here that knows tensors: its functions are
-`shardtensor.save`, `shardtensor.load` and their relatives, and a call enters by these, or through
-`shardtensor.core.ABOVE` from ``x.tofile``. The others get host arrays and return host arrays. Nothing here is imported
-before one of these is used, and no other module here imports handles of tensors, meshes or engines.
+`npy_files` has the formats .npy and .npz, and `byte_ranges` the bytes that a box has in a file with one array. All of
+these get host arrays and return host arrays, and import no handles of tensors, meshes or engines.
+
+Five modules know tensors: `array_files` (`shardtensor.save`, `shardtensor.load` and their relatives),
+`safetensors_files` and `zarr_folders` are what users call, also through `shardtensor.core.ABOVE` from ``x.tofile``;
+`tensor_reads` makes a tensor of a file, of which each process reads what its devices hold; and `joint_writes` writes a
+tensor that no process has as a whole. Nothing here is imported before one of these is used.
 """

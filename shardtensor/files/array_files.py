@@ -28,6 +28,7 @@ from shardtensor.files.chunk_grids import Box
 from shardtensor.files.joint_writes import Placed, Writers, check_path, collected, is_scattered, write_jointly
 from shardtensor.files.npy_files import broken_as_error, read_elements, read_header
 from shardtensor.files.tensor_reads import tensor_from
+from shardtensor.files.zarr_folders import ZarrGroup, load_folder
 from shardtensor.host.replacement import is_special, replaced
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Where, as_sharding
@@ -367,24 +368,26 @@ def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
 
 
 @hinted
-def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
-    """Reads a file in NumPy's formats .npy or .npz. Pickles are never read.
+def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile | ZarrGroup:
+    """Reads a file in NumPy's formats .npy or .npz, or a folder in the format zarr v3. Pickles are never read.
 
     The sizes in the file are compared with its length before memory is allocated, and the checksums of a .npz file with
     its elements. The format .npy has no checksums: changed elements are not noticed.
 
     On devices of this process an array is read, not mapped: a file that another process truncates meanwhile is an
     error. On a mesh that spans processes, each process reads its part of a .npy file at a path only. Arrays of a .npz
-    file are read as a whole in each process.
+    file are read as a whole in each process. Of a folder, each process reads the chunks that have its elements, and
+    compares their checksums, where there are some; chunks must not be compressed.
 
     Args:
-        file: a path of a regular file, or a file that is open for reading bytes, and can be positioned.
+        file: a path of a regular file, or of a folder with an array or a group; or a file that is open for reading
+            bytes, and can be positioned.
         device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.standard.creation`) for the arrays; by
             default they are sharded over the default mesh, and not committed.
 
     Returns:
-        The tensor; for a .npz file a mapping from names to tensors, which is a context manager: see `NpzFile`, whose
-        look-ups raise the same errors.
+        The tensor; for a .npz file a mapping from names to tensors, which is a context manager: see `NpzFile`; for a
+        group in a folder a mapping from names to tensors and groups, `ZarrGroup`. Look-ups raise the same errors.
 
     Raises:
         ArgumentError: the file has another format, is broken, truncated or encrypted, is not a regular file, or is
@@ -400,6 +403,8 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     path = path_of(file, "load", "read", "seek", "tell")
     if path is None:
         return _load_stream(file, device)
+    if os.path.isdir(path):
+        return load_folder(path, device, "load")
     with open(path, "rb", buffering=0, opener=open_at_once) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):

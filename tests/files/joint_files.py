@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.files import byte_ranges, joint_writes, npy_files
+from shardtensor.files.metadata import array_metadata
+from shardtensor.files.zarr import ZarrArray, write_array, write_chunk, write_group
 from shardtensor.host import replacement
 
 ROWS = np.arange(21.0).reshape(7, 3)
@@ -176,6 +179,28 @@ def weights_are_written_and_read_in_parts() -> None:
         (FOLDER / "m").unlink()
 
 
+def each_process_reads_the_chunks_that_it_needs() -> None:
+    array = np.arange(8 * 4096.0).reshape(8, 4096)
+    if here() == 0:
+        metadata = array_metadata(array.shape, array.dtype, (2, 2048), (2, 1024))
+        write_group(f"{FOLDER}/g", {})
+        write_array(f"{FOLDER}/g/w", metadata)
+        for index in ZarrArray("", metadata).chunks():
+            write_chunk(f"{FOLDER}/g/w", metadata, index, [(((0, 8), (0, 4096)), array)])
+    distributed.sync_global_devices("written")
+    group = st.load(FOLDER / "g", device=st.NamedSharding(everything(), st.P(None, "x")))
+    read, preadv = [], os.preadv
+    with mock.patch.object(
+        os, "preadv", lambda d, memory, *rest: read.append(len(memory[0])) or preadv(d, memory, *rest)
+    ):
+        x = group["w"]
+    assert sum(read) < 1000 + array.nbytes // distributed.process_count()
+    np.testing.assert_array_equal(distributed.process_allgather(x), array)
+    distributed.sync_global_devices("read")
+    if here() == 0:
+        shutil.rmtree(FOLDER / "g")
+
+
 def old_files_keep_their_modes_and_links() -> None:
     if here() == 0:
         (FOLDER / "old.npy").write_bytes(b"old")
@@ -255,7 +280,7 @@ def errors_of_one_process_are_errors_of_all() -> None:
 
 CHECKS = [
     arrays_of_all_layouts_are_whole, views_and_partial_sums_are_whole, each_element_is_written_once,
-    archives_are_written_by_one_process, each_process_reads_its_part_of_any_order, weights_are_written_and_read_in_parts, old_files_keep_their_modes_and_links, errors_of_one_process_are_errors_of_all,
+    archives_are_written_by_one_process, each_process_reads_its_part_of_any_order, weights_are_written_and_read_in_parts, each_process_reads_the_chunks_that_it_needs, old_files_keep_their_modes_and_links, errors_of_one_process_are_errors_of_all,
 ]  # fmt: skip
 
 if __name__ == "__main__":

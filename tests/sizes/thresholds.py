@@ -149,6 +149,9 @@ OTHERS = {
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
+    "sizes of files, which `tests.files` sets": """
+        files.byte_ranges._PAGE files.byte_ranges._SPAN files.joint_writes._LEAST_RUN files.joint_writes._ROUND
+        files.safetensors_files._DIMENSIONS files.safetensors_files._MOST""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
