@@ -81,6 +81,10 @@ def read_box(descriptor: int, path: str, start: int, shape: Shape, box: Box, out
         ArgumentError: the file ends before.
         OSError: it cannot be read; the error has the name.
     """
+    if out.flags.c_contiguous and not contiguous_from(shape, box):
+        offsets, _ = runs(shape, out.dtype.itemsize, box)
+        read_into(descriptor, bytes_of(out), start + int(offsets[0]), path)
+        return
     for part in slabs(box, out.dtype.itemsize) if out.size else ():
         target: HostArray = out[(*slices(part, box), ...)]
         memory = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)

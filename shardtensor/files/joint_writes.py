@@ -22,6 +22,7 @@ from shardtensor.communication.between_processes.processes import (
     described,
     everywhere,
     gather_texts,
+    is_common,
     note,
     process_of,
 )
@@ -57,7 +58,7 @@ class Placed(NamedTuple):
 
 def is_scattered(x: Any) -> bool:
     """Whether an operand is a tensor of which some process lacks elements, which is the same in all processes."""
-    if type(x) is not ShardedTensor or not x._aval.spans:
+    if not is_common(x):
         return False
     source = getattr(getattr(x._storage, "base", None), "_aval", None)  # Of a view, what it reads; of an element, too.
     (source, *_) = getattr(x._storage, "origin", (source,))
@@ -209,7 +210,7 @@ def _held(x: Any) -> tuple[Any, Sequence[Any] | None]:
     """Returns an operand in a layout that can be written, and the arrays of its devices if it spans processes."""
     if lacks_elements(x):
         call("to_host", x)  # It raises the error.
-    if type(x) is not ShardedTensor or not x._aval.spans:
+    if not is_common(x):
         return x, None
     if x._aval.unreduced:
         x = call("reshard", x, sharding=reduced(x._aval).sharding)

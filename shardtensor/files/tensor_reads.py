@@ -13,12 +13,14 @@ from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import note, note_error
 from shardtensor.communication.messages import send
+from shardtensor.communication.transfer import operand_transfer
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError
 from shardtensor.files.chunk_grids import Box
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.operands import host_aval
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor_of, without_elements
 from shardtensor.tensor.value import Aval, aval, reduced
 
@@ -50,6 +52,7 @@ def tensor_from(shape: Shape, dtype: np.dtype[Any], where: Where | None, read: R
         return x
     spans = len(processes_of(target.mesh.flat)) > 1
     number = note(f"{caller}({dtype}{list(shape)} {target.spec})") if spans else 0
+    operand_transfer(host_aval(shape, value.dtype), target).infer(caller, explicit=True)
     try:
         with naming_caller(caller):
             buffers = _buffers(value, read)

@@ -163,6 +163,11 @@ def weights_are_written_and_read_in_parts() -> None:
     assert not loaded["w"].is_fully_addressable
     y = loaded["w"] + laid["w"]
     np.testing.assert_array_equal(distributed.process_allgather(y), 2 * ROWS)
+    first = st.make_mesh((len(st.local_devices()),), ("x",), devices=st.devices()[: len(st.local_devices())])
+    narrow = st.device_put(ROWS, st.NamedSharding(first, st.P(None, "x")))  # On devices of process 0 only.
+    st.save_safetensors(FOLDER / "m", {"narrow": narrow, **laid})
+    found = st.load_safetensors(FOLDER / "m", {"narrow": everything()})["narrow"]
+    np.testing.assert_array_equal(distributed.process_allgather(found), ROWS)
     wide = np.arange(8 * 4096.0).reshape(8, 4096)
     st.save_safetensors(FOLDER / "m", {"wide": tensor(wide, None, "x")})
     read, preadv = [], os.preadv

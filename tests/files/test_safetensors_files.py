@@ -97,6 +97,11 @@ def test_layouts(backend: str, tmp_path: Path) -> None:
     loaded = st.load_safetensors(str(tmp_path / "x"))
     assert loaded["w"].sharding == st.asarray(A).sharding
     assert not loaded["w"].committed
+    with st.transfers() as mine, st.transfer_guard("disallow"):
+        st.load_safetensors(tmp_path / "x", {"w": columns})
+    with st.transfers() as its:
+        [st.asarray(a, device=place) for a, place in ((A, columns), (A[0], None), (np.float64(3), None))]
+    assert (mine.bytes, {record.operator for record in mine}) == (its.bytes, {"load_safetensors"})
     loaded["w"][0] = 0  # It is no view of the file.
     assert_same(st.load_safetensors(tmp_path / "x")["w"], A)
     with pytest.raises(
