@@ -386,8 +386,8 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile 
             default they are sharded over the default mesh, and not committed.
 
     Returns:
-        The tensor; for a .npz file a mapping from names to tensors, which is a context manager: see `NpzFile`; for a
-        group in a folder a mapping from names to tensors and groups, `ZarrGroup`. Look-ups raise the same errors.
+        The tensor; for a .npz file and for a group in a folder a mapping from names to tensors, which is a context
+        manager: see `NpzFile` and `ZarrGroup`. Look-ups raise the same errors.
 
     Raises:
         ArgumentError: the file has another format, is broken, truncated or encrypted, is not a regular file, or is

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
+from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import (
@@ -99,9 +100,17 @@ class Writers:
         caller: the function.
         path: the path, which is the same in all processes.
         arrays: what they write.
+
+    Raises:
+        NotAddressableError: a mapped function calls this, in which a process runs several programs.
     """
 
     def __init__(self, caller: str, path: str, arrays: Sequence[Any]) -> None:
+        if current_device() is not None:
+            raise NotAddressableError(
+                f"{caller}: a tensor of several processes is written outside of mapped functions, which run once for "
+                "each device; save what the map returns"
+            )
         self._caller, self._path = caller, path
         self._call = f"{caller}: how it goes"
         self._is_over = False
@@ -119,12 +128,13 @@ class Writers:
         for process, (_, failure) in enumerate(rows):
             if failure is not None:
                 self._is_over = True
-                raise self._raised(process, error if process == process_index() else None, *failure) from error
+                raise self._raised(process, error, *failure) from error
         return [row[0] for row in rows]
 
     def _raised(self, process: int, own: Exception | None, kind: str, number: int | None, text: str) -> Exception:
         if kind == "OSError":
-            return OSError(number, f"process {process}: {text}", self._path)
+            told = f"process {process}: {text}"
+            return OSError(f"{told}: {self._path!r}") if number is None else OSError(number, told, self._path)
         if kind == "ArgumentError":
             return ArgumentError(text)
         return own or DistributedError(f"{self._caller}: process {process} has not written {self._path}: {text}")

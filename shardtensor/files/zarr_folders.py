@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.chunk_grids import Box
-from shardtensor.files.metadata import GroupMetadata
 from shardtensor.files.tensor_reads import naming_caller, tensor_from
 from shardtensor.files.zarr import ZarrArray, children, open_child, open_node
 from shardtensor.host.summation_order import HostArray
@@ -30,53 +30,73 @@ def load_folder(path: str, where: Where | None, caller: str) -> ShardedTensor | 
             kind = "in the format zarr v2" if old else "without zarr.json"
             text = f"{caller}: a folder {kind}; wanted a file, or an array or a group in the format zarr v3"
             raise IsADirectoryError(errno.EISDIR, text, path)
-        return _loaded(open_node(path), path, "", where, caller)
+        node = open_node(path)
+        return _tensor(node, where, caller) if isinstance(node, ZarrArray) else ZarrGroup(path, node, where)
 
 
-def _loaded(
-    node: ZarrArray | GroupMetadata, root: str, prefix: str, where: Where | None, caller: str
-) -> ShardedTensor | ZarrGroup:
-    if not isinstance(node, ZarrArray):
-        return ZarrGroup(root, prefix, node, where)
-
+def _tensor(array: ZarrArray, where: Where | None, caller: str) -> ShardedTensor:
     def read(box: Box, out: HostArray) -> None:
-        node.read(box, out, filled=True)
+        array.read(box, out, filled=True)
 
-    return tensor_from(node.metadata.shape, node.metadata.dtype, where, read, caller)
+    return tensor_from(array.metadata.shape, array.metadata.dtype, where, read, caller)
 
 
-class ZarrGroup(Mapping[str, "ShardedTensor | ZarrGroup"]):
-    """A group of arrays and groups in a folder: a mapping from names to tensors, which are read when they are looked
-    up, and groups. Each device gets the chunks that have its elements.
+class ZarrGroup(Mapping[str, ShardedTensor]):
+    """A group of arrays in a folder: a mapping from names to tensors, which are read when they are looked up. It is a
+    context manager and has ``files`` and ``close``, as what `st.load` returns for a .npz file.
 
     Attributes:
+        files: the names of the arrays, also of those in groups below it, such as ``layers/0/w``.
         attrs: what the group says of itself, a dict.
     """
 
-    def __init__(self, root: str, prefix: str, attrs: Mapping[str, Any], device: Where | None) -> None:
-        self._root, self._prefix, self._device = root, prefix, device
+    def __init__(self, path: str, attrs: Mapping[str, Any], device: Where | None) -> None:
+        self._path, self._device = path, device
         self.attrs = dict(attrs)
+        self._names = dict.fromkeys(_arrays(path, ""))
+        self.files = list(self._names)
 
-    def __getitem__(self, name: str) -> ShardedTensor | ZarrGroup:
+    def __getitem__(self, name: str) -> ShardedTensor:
         if name not in self:
-            raise KeyError(f"{name!r} is neither an array nor a group of {self._path}; it has {', '.join(self)}")
+            raise KeyError(f"{name!r} is not an array of the folder; it has {', '.join(self.files)}")
         with naming_caller("load"):
-            node = open_child(self._root, self._prefix + name)
-            return _loaded(node, self._root, f"{self._prefix}{name}/", self._device, "load")
+            node = open_child(self._path, name)
+            if not isinstance(node, ZarrArray):
+                raise ArgumentError(f"{os.path.join(self._path, name)} has become a group since it was opened")
+            return _tensor(node, self._device, "load")
 
     def __contains__(self, name: object) -> bool:
-        return name in [*self]
+        return isinstance(name, str) and name in self._names
 
     def __repr__(self) -> str:
-        names = [*self]
-        return f"ZarrGroup {self._path!r} with keys: {', '.join(names[:5])}{'...' if len(names) > 5 else ''}"
+        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
+        return f"ZarrGroup {self._path!r} with keys: {names}"
 
     def __iter__(self) -> Iterator[str]:
-        return iter(children(self._path))
+        return iter(self.files)
 
     def __len__(self) -> int:
-        return len(children(self._path))
+        return len(self.files)
 
-    @property
-    def _path(self) -> str:
-        return os.path.join(self._root, self._prefix).rstrip("/")
+    def __enter__(self) -> ZarrGroup:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Does nothing: files are open only while they are read."""
+
+
+def _arrays(root: str, prefix: str) -> Iterator[str]:
+    """Yields the names of the arrays in a group and below it. Those that cannot be read are errors when looked up."""
+    for child in children(os.path.join(root, prefix)):
+        name = prefix + child
+        try:
+            is_array = isinstance(open_child(root, name), ZarrArray)
+        except (ArgumentError, ArgumentTypeError):
+            is_array = True
+        if is_array:
+            yield name
+        else:
+            yield from _arrays(root, f"{name}/")

@@ -279,6 +279,21 @@ def errors_of_one_process_are_errors_of_all() -> None:
             st.NotAddressableError, match=r"the file is an open one of this process; .*process_allgather"
         ):
             save(io.BytesIO(), x)
+    for write in (st.save, st.savez, lambda path, x: st.save_safetensors(path, {"x": x})):
+        with pytest.raises(st.ConcretizationError, match="jit traces"):
+            st.jit(lambda x, write=write: write(FOLDER / "x.npy", x))(x)
+        with pytest.raises(st.NotAddressableError, match="outside of mapped functions"):
+            st.shard_map(
+                lambda b, write=write: write(FOLDER / "x.npy", x),
+                mesh=everything(),
+                in_specs=st.P("x"),
+                out_specs=st.P("x"),
+            )(x)
+    donated = tensor(ROWS, "x")
+    st.device_put(donated, donated.sharding, donate=True)
+    for write in (st.save, st.savez):
+        with pytest.raises(st.DonatedError):
+            write(FOLDER / "x.npy", donated)
     assert_file("x.npy", ROWS)
     assert files() == ["x.npy", "z.npz"]
 

@@ -61,23 +61,26 @@ def test_a_group_is_a_mapping(tmp_path: Path, backend: str) -> None:
     write_group(str(tmp_path / "g" / "inner"), {})
     write(tmp_path / "g" / "inner" / "b", A[0].astype(np.float32), (4,), (2,))
     (tmp_path / "g" / "link").symlink_to("w")
-    group = st.load(tmp_path / "g", device=mesh_of((2,), backend))
-    assert isinstance(group, zarr_folders.ZarrGroup)
-    assert (group.attrs, [*group], len(group), "w" in group, "inner/b" in group) == (
-        {"of": "tests"},
-        ["inner", "w"],
-        2,
-        True,
-        False,
-    )
-    assert repr(group) == f"ZarrGroup '{tmp_path}/g' with keys: inner, w"
-    assert group["w"].sharding.mesh == mesh_of((2,), backend)
-    assert_same(group["w"], A)
-    assert_same(group["inner"]["b"], A[0].astype(np.float32))
-    assert repr(group["inner"]) == f"ZarrGroup '{tmp_path}/g/inner' with keys: b"
-    for name in ("z", "link", "..", ""):
-        with pytest.raises(KeyError, match=r"is neither an array nor a group of .*/g; it has inner, w"):
+    write(tmp_path / "g" / "broken", A[0], (4,), (2,))
+    (tmp_path / "g" / "broken" / "zarr.json").write_text("{")
+    with st.load(tmp_path / "g", device=mesh_of((2,), backend)) as group:
+        assert isinstance(group, zarr_folders.ZarrGroup)
+        names = ["broken", "inner/b", "w"]
+        assert (group.attrs, group.files, [*group], len(group), "w" in group, "inner" in group) == (
+            {"of": "tests"}, names, names, 3, True, False,
+        )  # fmt: skip
+        assert repr(group) == f"ZarrGroup '{tmp_path}/g' with keys: broken, inner/b, w"
+        assert group["w"].sharding.mesh == mesh_of((2,), backend)
+        assert_same(group["w"], A)
+        assert_same(group["inner/b"], A[0].astype(np.float32))
+    for name in ("z", "link", "..", "", "inner"):
+        with pytest.raises(KeyError, match=r"is not an array of the folder; it has broken, inner/b, w"):
             group[name]
+    with pytest.raises(st.ArgumentError, match=r"^load: \S*broken/zarr.json is not valid JSON"):
+        group["broken"]
+    (tmp_path / "g" / "w" / "zarr.json").write_bytes((tmp_path / "g" / "zarr.json").read_bytes())
+    with pytest.raises(st.ArgumentError, match=r"^load: \S*g/w has become a group since it was opened"):
+        group["w"]
 
 
 def test_holes_have_the_value_of_the_metadata(tmp_path: Path) -> None:
