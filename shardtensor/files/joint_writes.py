@@ -186,7 +186,7 @@ def write_jointly(path: str, header: bytes, size: int, arrays: Sequence[Placed],
         OSError, ArgumentError, DistributedError: there is an error in a process; it is raised in all of them.
     """
     writers = Writers(caller, path, [array for _, array in arrays])
-    sources = [_Source(start, *_held(array)) for start, array in arrays]
+    sources = [_Source(start, *_held(_with_long_runs(array))) for start, array in arrays]
     with writers.together(), contextlib.ExitStack() as stack:
         name, inode, descriptor = "", 0, -1
         if process_index() == 0:
@@ -217,21 +217,28 @@ class _Source(NamedTuple):
 
 
 def _held(x: Any) -> tuple[Any, Sequence[Any] | None]:
-    """Returns an operand in a layout that can be written, and the arrays of its devices if it spans processes."""
+    """Returns an operand, and the arrays of its devices if it spans processes, without partial sums."""
     if lacks_elements(x):
         call("to_host", x)  # It raises the error.
     if not is_common(x):
         return x, None
     if x._aval.unreduced:
         x = call("reshard", x, sharding=reduced(x._aval).sharding)
+    return x, shard_arrays(x)
+
+
+def _with_long_runs(x: Any) -> Any:
+    """Returns an operand, split along another dimension if the runs of its shards are short."""
+    if not is_common(x) or lacks_elements(x) or x._aval.unreduced:
+        return x
     shape, grid, itemsize = x.shape, x._aval.grid, x.dtype.itemsize
     boxes = [box for k in grid.owners() if size_of(box := grid.box(k))]
     splits = [(contiguous_from(shape, box), box) for box in boxes]
-    if any(split and size_of(box[split:]) * itemsize < _LEAST_RUN for split, box in splits):
-        longest = max(range(len(shape) - 1), key=lambda d: shape[d])
-        mesh = x.sharding.mesh
-        x = call("reshard", x, sharding=NamedSharding(mesh, P(*[None] * longest, mesh.axis_names)))
-    return x, shard_arrays(x)
+    if all(not split or size_of(box[split:]) * itemsize >= _LEAST_RUN for split, box in splits):
+        return x
+    longest = max(range(len(shape) - 1), key=lambda d: shape[d])
+    mesh = x.sharding.mesh
+    return call("reshard", x, sharding=NamedSharding(mesh, P(*[None] * longest, mesh.axis_names)))
 
 
 def _is_here(x: Any) -> bool:
@@ -328,6 +335,8 @@ def collected(x: Any, writers: Writers, caller: str) -> Iterator[HostArray | Non
     Raises:
         OSError, ArgumentError, DistributedError: process 0 has not written a block; it is raised in all processes.
     """
+    if is_common(x):
+        writers.agree()
     x, shards = _held(x)
     shape, itemsize = tuple(x.shape), x.dtype.itemsize
     for box in boxes_of(tuple((0, n) for n in shape), itemsize):

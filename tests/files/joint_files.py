@@ -17,7 +17,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import distributed
-from shardtensor.files import byte_ranges, joint_writes, npy_files
+from shardtensor.files import array_files, byte_ranges, joint_writes, npy_files
 from shardtensor.files.metadata import array_metadata
 from shardtensor.files.zarr import ZarrArray, write_array, write_chunk, write_group
 from shardtensor.host import replacement
@@ -251,6 +251,8 @@ def errors_of_one_process_are_errors_of_all() -> None:
         fails(0, npy_files._npy, "write_array_header_1_0", full),
     ):
         st.savez(FOLDER / "z.npz", x, x)
+    with pytest.raises(OSError, match="process 0: No space left on device"), fails(0, array_files, "_bytes_of", full):
+        st.savez(FOLDER / "z.npz", x, x[1:, ::2])  # The processes exchange elements before they write a view.
     with pytest.raises(OSError, match="process 0: No space left on device"), fails(0, replacement.os, "replace", full):
         st.save(FOLDER / "x.npy", x + 1)
     with pytest.raises(FileNotFoundError, match=r"process 0: No such file or directory: '\S*none/x.npy'"):
