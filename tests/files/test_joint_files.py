@@ -22,3 +22,11 @@ def test_processes_write_files_together(
     status, text = launch(engine, processes, PROGRAM, str(tmp_path), limit=60)
     assert status == 0, text
     assert text.count("passed") == processes * text.count("[0] passed")
+
+
+@pytest.mark.full
+def test_a_killed_process_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "2")
+    status, text = launch("gloo", 2, PROGRAM, str(tmp_path), "a_killed_process_leaves_the_old_file", limit=60)
+    assert status, text
+    assert "[0] passed" in text

@@ -14,7 +14,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.files import paths, safetensors_files
-from tests.layouts import assert_same, everywhere, mesh_of
+from tests.layouts import assert_same, everywhere, mesh_of, strided
 from tests.scripts import output_of, run_script
 
 A = np.arange(48.0).reshape(8, 6)
@@ -225,6 +225,21 @@ def test_hostile_files_are_errors(kind: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=f"^load_safetensors: .*{match}") as caught:
         st.load_safetensors(tmp_path / "x")
     assert str(tmp_path / "x") in str(caught.value)
+
+
+def test_any_changed_byte_is_an_error_or_leaves_a_file_of_the_format(tmp_path: Path) -> None:
+    st.save_safetensors(tmp_path / "x", {"a": A[:2], "b": np.arange(3, dtype=np.int16)}, metadata={"k": "v"})
+    content = bytearray((tmp_path / "x").read_bytes())
+    length = 8 + int.from_bytes(content[:8], "little")
+    for at in strided(range(length), 11):
+        for new in (b'"', b"9", b"\xff", b"[", b"0"):
+            (tmp_path / "y").write_bytes(content[:at] + new + content[at + 1 :])
+            try:
+                loaded = st.load_safetensors(tmp_path / "y")
+            except st.ShardTensorError as error:
+                assert str(error).startswith("load_safetensors: ")  # noqa: PT017
+            else:
+                assert sum(x.nbytes for x in loaded.values()) == len(content) - length
 
 
 def test_a_large_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
