@@ -73,7 +73,7 @@ _ABOVE.modules.update(
     to_dlpack="shardtensor.functions.interchange.dlpack_methods",
     traffic_picture="shardtensor.pictures.traffic_picture",
     with_out="shardtensor.functions.numpy.translated_calls",
-    write_elements="shardtensor.functions.interchange.files",
+    write_elements="shardtensor.files.array_files",
 )
 _ABOVE["array_namespace"] = lambda: _sys.modules[__name__]
 

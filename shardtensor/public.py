@@ -130,11 +130,15 @@ from shardtensor.functions.standard.data_types import (
 from shardtensor.functions.numpy.differences import gradient as gradient
 from shardtensor.functions.numpy.einsum import einsum as einsum
 from shardtensor.functions.standard.elementwise import *
-from shardtensor.functions.interchange.files import (
+from shardtensor.files.array_files import (
     load as load,
     save as save,
     savez as savez,
     savez_compressed as savez_compressed,
+)
+from shardtensor.files.safetensors_files import (
+    load_safetensors as load_safetensors,
+    save_safetensors as save_safetensors,
 )
 from shardtensor.functions.numpy.grids import (
     fromfunction as fromfunction,

@@ -1,25 +1,21 @@
-"""The elements of tensors that this process holds, as boxes; and tensors whose elements are read box by box."""
+"""The elements of tensors that this process holds, as boxes, and how processes divide what they read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, Device, HostArray
+from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import backend_of, is_remote
-from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.messages import send
 from shardtensor.communication.transfer import are_joined
-from shardtensor.core import call
 from shardtensor.files.chunk_grids import Box
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.tensor import ShardedTensor, current_storage, mark_array, tensor_of
-from shardtensor.tensor.value import Aval, aval, new_buffers, on_devices
+from shardtensor.tensor.tensor import ShardedTensor, current_storage
+from shardtensor.tensor.value import Aval, aval
 
 BLOCK = 1 << 26
 """The bytes of host memory to which the elements of a device are copied at a time, where no other number is given."""
@@ -118,45 +114,3 @@ def divided(value: Aval) -> Aval:
     longest = max(range(value.ndim), key=lambda d: value.shape[d] // math.prod([mesh.shape[a] for a in chains[d]]))
     chains[longest] += tuple(crossing)
     return aval(value.shape, value.dtype, NamedSharding(mesh, P(*chains)), value.committed)
-
-
-Reader = Callable[[Box, HostArray | None], HostArray]
-"""Reads a box, into an array if there is one, which has its shape."""
-
-
-def tensor_from(value: Aval, read: Reader, is_scalar: bool = False) -> ShardedTensor:
-    """Returns a tensor, of which this process reads the elements that its devices hold, each once for each memory.
-
-    Args:
-        value: its aval.
-        read: reads a box.
-        is_scalar: whether NumPy would return it as a scalar.
-    """
-    there = on_devices(value)
-    x = (_on_host if there.backend.on_host else _on_devices)(there, read)
-    if there is not value:
-        x = call("reshard", x, sharding=value.sharding)
-    return x if is_scalar else mark_array(x)
-
-
-def _on_host(value: Aval, read: Reader) -> ShardedTensor:
-    buffers, _ = new_buffers(value)
-    grid = value.cells.grid
-    for number, device in enumerate(grid.devices):
-        if not is_remote(device):
-            read(grid.box(number), buffers[number])
-    return tensor_of(value, buffers, tuple([[] for _ in buffers]))
-
-
-def _on_devices(value: Aval, read: Reader) -> ShardedTensor:
-    grid = value.cells.grid
-    arrays: list[Any] = [RemoteArray(grid.shape(k), value.dtype) for k in range(len(grid.devices))]
-    same: dict[Box, list[int]] = {}
-    for k, device in enumerate(grid.devices):
-        if not is_remote(device):
-            same.setdefault(grid.box(k), []).append(k)
-    for box, holders in same.items():
-        elements = read(box, None)
-        for k in holders:
-            arrays[k] = send(elements, HOST, grid.devices[k])
-    return tensor_of(value, tuple(arrays))

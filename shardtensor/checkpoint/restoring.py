@@ -13,7 +13,7 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import is_spanning
 from shardtensor.checkpoint import values
 from shardtensor.checkpoint.manifest import ArrayRecord, Manifest, open_checkpoint
-from shardtensor.checkpoint.pieces import divided, tensor_from
+from shardtensor.checkpoint.pieces import divided
 from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Key, Node, mapped, names_of, python_tree, renamed, selected, shown
@@ -24,6 +24,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorErro
 from shardtensor.files.checksums import crc32c
 from shardtensor.files.metadata import MOST, ArrayMetadata, Object, parse
 from shardtensor.files.paths import read_text
+from shardtensor.files.tensor_reads import read_tensor
 from shardtensor.files.zarr import ZarrArray
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
@@ -31,7 +32,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.pytree import keys_of, replaced
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
-from shardtensor.tensor.value import Aval, aval
+from shardtensor.tensor.value import Aval, aval, on_devices
 
 _LAYOUTS = (Device, Mesh, NamedSharding, PartitionSpec)
 
@@ -144,7 +145,7 @@ class _Wanted:
             return values.read(record, folder)
         array = manifest.arrays[record["array"]]
         try:
-            return _read_array(folder, array, self.like)
+            return _read_array(folder, array, self.like, caller)
         except (ShardTensorError, OSError) as error:
             if isinstance(error, ShardTensorError):
                 raise type(error)(f"{caller}: {array.name}: {error}") from None
@@ -245,12 +246,13 @@ class _Read(NamedTuple):
     target: Aval
 
 
-def _read_array(folder: str, array: ArrayRecord, like: Any) -> _Read | HostArray:
+def _read_array(folder: str, array: ArrayRecord, like: Any, caller: str) -> _Read | HostArray:
     stored = open_array(folder, array)
     target = _target(array, like)
     if target is None:
         return stored.read()
-    return _Read(tensor_from(divided(target), lambda box, out: stored.read(box, out), array.scalar), target)
+    x = read_tensor(on_devices(divided(target)), stored.read, caller)
+    return _Read(x if array.scalar else mark_array(x), target)
 
 
 def _in_layout(leaf: Any, caller: str) -> Any:

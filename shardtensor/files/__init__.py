@@ -1,4 +1,4 @@
-"""Files: formats, their checks, and writes that are durable and whole. Knows host arrays, boxes and paths, no tensors.
+"""Files: formats, their checks, and writes that are durable and whole.
 
 The main nouns are the *box* (a pair of begin and end for each dimension), the *outer chunk* of an array, which is one
 file and has one owner, and its *inner chunks*, each of which is read alone and has a checksum.
@@ -7,6 +7,11 @@ file and has one owner, and its *inner chunks*, each of which is read alone and 
 is taken for hostile: its sizes are compared with those of the file before memory is allocated for them, and links in
 its folder are not followed.
 
-The layers above pass host arrays and get host arrays back. Nothing here is imported before one of these is used, and
-nothing imports tensors, meshes or engines.
+`npy_files` has the formats .npy and .npz, and `byte_ranges` the bytes that a box has in a file with one array. All of
+these get host arrays and return host arrays, and import no handles of tensors, meshes or engines.
+
+Five modules know tensors: `array_files` (`shardtensor.save`, `shardtensor.load` and their relatives),
+`safetensors_files` and `zarr_folders` are what users call, also through `shardtensor.core.ABOVE` from ``x.tofile``;
+`tensor_reads` makes a tensor of a file, of which each process reads what its devices hold; and `joint_writes` writes a
+tensor that no process has as a whole. Nothing here is imported before one of these is used.
 """

@@ -22,12 +22,12 @@ def replaced(path: str) -> Iterator[IO[bytes]]:
     old one. A symbolic link remains, and its target is replaced; other hard links keep the old contents. The old file
     itself is written, so that an error leaves it incomplete, where there is no other way: its folder permits no new
     files, or a new file cannot get its owner, group or attributes. So are devices, pipes and open descriptors
-    (``/dev/fd/3``).
+    (``/dev/fd/3``). The name of the stream is that of the file that is written, in the folder of `target_of`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    target = _regular(path)
+    target = target_of(path)
     if target is None:
         with open(path, "wb") as stream:
             yield stream
@@ -43,7 +43,8 @@ def replaced(path: str) -> Iterator[IO[bytes]]:
             if new is None:
                 assert old is not None
                 os.ftruncate(old, 0)
-            with os.fdopen(os.dup(old) if new is None else new, "wb") as stream:  # type: ignore[arg-type]
+            written = os.dup(old) if new is None else new  # type: ignore[arg-type]
+            with open(name if new is None else beside, "wb", opener=lambda *_: written) as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -67,7 +68,7 @@ def is_special(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _regular(path: str) -> str | None:
+def target_of(path: str) -> str | None:
     """Returns the path of the regular file that a path leads to, or would create. None if it leads to anything else, or
     to the open file of a process (``/dev/stdout``), of which the name can be used for nothing else.
     """

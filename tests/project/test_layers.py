@@ -133,7 +133,7 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
 
 def test_imports_by_names_as_texts_count() -> None:
     source = """
-NAME = "shardtensor.functions.interchange.files"
+NAME = "shardtensor.files.array_files"
 
 def load(x, name):
     import shardtensor.linalg
@@ -144,7 +144,7 @@ def load(x, name):
     importlib.import_module("torch")
 """
     assert imported_by(source, "shardtensor.tree") == {
-        f"shardtensor.{name}" for name in ("linalg", "fft", "functions.interchange.files", "random", "tree.rows")
+        f"shardtensor.{name}" for name in ("linalg", "fft", "files.array_files", "random", "tree.rows")
     }
     unknown = "importlib.import_module(table[name])\nimport_module(f'{name}.fft')\n__import__(name)"
     assert loaded_by(ast.parse(unknown), "shardtensor.tree") == {1: None, 2: None, 3: None}

@@ -58,7 +58,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.linalg.equations": {"_FEW": 1},
     "shardtensor.functions.derivatives.of_products": {"_FEW_PRODUCTS": 1},
     "shardtensor.functions.building.monoids": {"_ROW": 2},
-    "shardtensor.functions.interchange.npy_files": {"_BLOCK": 16},
+    "shardtensor.files.npy_files": {"_BLOCK": 16},
     "shardtensor.functions.numpy.products": {"SMALL": 1, "_FEW": 1},
     "shardtensor.functions.random.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
     "shardtensor.functions.standard.repetition": {"_SMALL": 1},
@@ -143,12 +143,15 @@ OTHERS = {
         communication.between_processes.agreement.SHORT communication.gloo_engine._CHUNK communication.between_processes.lifelines._LEFT
         communication.between_processes.lifelines._TOKEN communication.mpi_engine._CHUNK
         communication.between_processes.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
-        functions.interchange.dlpack_memory._ON_HOST functions.statistics.histograms._MOST_BINS functions.interchange.npy_files._LONGEST_HEADER
+        functions.interchange.dlpack_memory._ON_HOST functions.statistics.histograms._MOST_BINS files.npy_files._LONGEST_HEADER
         functions.standard.repetition._NEVER_WRAPS
         host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.grouping.fused_in_maps.COMPILED
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
+    "sizes of files, which `tests.files` sets": """
+        files.byte_ranges._PAGE files.byte_ranges._SPAN files.joint_writes._LEAST_RUN files.joint_writes._ROUND
+        files.safetensors_files._DIMENSIONS files.safetensors_files._MOST""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """

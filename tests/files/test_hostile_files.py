@@ -338,9 +338,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardtensor.functions.interchange import files
+    from shardtensor.files import array_files
 
-    path, read = tmp_path / "x.npy", files.read_header
+    path, read = tmp_path / "x.npy", array_files.read_header
     np.save(path, np.zeros(100_000))
 
     def shrinks(*args: Any) -> Any:
@@ -348,7 +348,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkey
         os.truncate(path, 5000)
         return header
 
-    monkeypatch.setattr(files, "read_header", shrinks)
+    monkeypatch.setattr(array_files, "read_header", shrinks)
     with pytest.raises(st.ArgumentError, match="is truncated: 795128 of 800000 bytes are missing"):
         st.load(path)
 

@@ -145,7 +145,9 @@ def read_header(stream: IO[bytes], name: str, size: int) -> Header:
     digits = _LENGTHS.get(begin[6:], 0)
     if begin[:6] != b"\x93NUMPY" or not digits:
         hint = ""
-        if begin.startswith(b"PAR1"):
+        if name.endswith(".safetensors"):
+            hint = "; st.load_safetensors(path) reads the format safetensors"
+        elif begin.startswith(b"PAR1"):
             hint = "; st.asarray(pandas.read_parquet(path)) reads tables of Parquet"
         elif re.sub(rb"\s", b"", begin).decode("latin1").isprintable():
             hint = "; st.asarray(np.loadtxt(path)) reads text, with delimiter=',' between numbers and commas"

@@ -2,6 +2,7 @@
 
 Arrays are written one block of rows after the other, so that the host never holds a second copy of the whole array. A
 file is written under another name and renamed at the end: a process that is stopped leaves what the path had before.
+A tensor of which no process has all elements is written by all processes: see `joint_writes`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, is_remote, process_index
 from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.interchange import npy_files
-from shardtensor.functions.interchange.npy_files import broken_as_error, read_elements, read_header
+from shardtensor.files import npy_files
+from shardtensor.files.byte_ranges import read_box
+from shardtensor.files.chunk_grids import Box
+from shardtensor.files.joint_writes import Placed, Writers, check_path, collected, is_scattered, write_jointly
+from shardtensor.files.npy_files import broken_as_error, read_elements, read_header
+from shardtensor.files.tensor_reads import tensor_from
+from shardtensor.files.zarr_folders import ZarrGroup, load_folder
 from shardtensor.host.replacement import is_special, replaced
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Where, as_sharding
@@ -46,6 +52,10 @@ def save(file: File, arr: ArrayLike) -> None:
     permits no new files, or this user cannot give a file that owner or group, the old file itself is written, and an
     error leaves it incomplete.
 
+    A tensor of which no process has all elements is written by all processes of the job: they call this with the same
+    path, on a file system that they share, and each writes its part of the file. An error in one of them is an error in
+    all of them.
+
     Args:
         file: a path, to which ".npy" is appended if it does not end with it and is not that of a device or a pipe, or a
             file that is open for writing bytes.
@@ -54,7 +64,9 @@ def save(file: File, arr: ArrayLike) -> None:
     Raises:
         ArgumentTypeError: ``arr`` holds Python objects, which only pickles store, or ``file`` is neither a path nor a
             file that is open for writing bytes.
-        ArgumentError: ``file`` is closed, or no file can have that path.
+        ArgumentError: ``file`` is closed, or no file can have that path, or a process does not see the file that
+            process 0 has made.
+        NotAddressableError: no process has all elements of ``arr``, and ``file`` is an open file.
         OSError: the file cannot be written.
 
     >>> st.save(io := __import__("io").BytesIO(), st.arange(3))
@@ -64,12 +76,19 @@ def save(file: File, arr: ArrayLike) -> None:
     if isinstance(arr, (str, os.PathLike)) and not isinstance(file, (str, os.PathLike)):
         raise ArgumentTypeError(f"save: arr is the path {arr!r:.60}; the file comes first: st.save({arr!r:.60}, x)")
     x = _storable(arr, "save")
+    if is_scattered(x):
+        npy_files.write_header(header := io.BytesIO(), x.shape, x.dtype)
+        _write_scattered(file, ".npy", header.getvalue(), x, "save")
+        return
     with _opened(file, ".npy", "save") as stream:
         _write(stream, x)
 
 
 def savez(file: File, *args: ArrayLike, **kwds: ArrayLike) -> None:
     """Writes arrays to a file in NumPy's format .npz: an archive of .npy files, each with a checksum.
+
+    Where no process has all elements of one of them, all processes call this, as `save`. Process 0 writes the archive,
+    and gets the elements block by block from the others.
 
     Args:
         file: a path, to which ".npz" is appended, or a file, as those of `save`.
@@ -78,7 +97,7 @@ def savez(file: File, *args: ArrayLike, **kwds: ArrayLike) -> None:
 
     Raises:
         ArgumentError: a name occurs twice, or archives cannot have it.
-        ArgumentTypeError, OSError: see `save`.
+        ArgumentTypeError, NotAddressableError, OSError: see `save`.
 
     >>> st.savez(io := __import__("io").BytesIO(), st.arange(3), b=st.ones(2))
     >>> sorted(np.load(__import__("io").BytesIO(io.getvalue())))
@@ -104,10 +123,36 @@ def _write_archive(file: File, args: tuple[Any, ...], named: Mapping[str, Any], 
     for name in named:
         _check_name(name, caller)
     known = {name: _storable(x, caller) for name, x in (arrays | dict(named)).items()}
+    if any(map(is_scattered, known.values())):
+        path = check_path(_path_of(file, ".npz", caller), caller)
+        writers = Writers(caller, path, list(known.values()))
+        with writers.together():
+            if process_index() == 0:
+                with _archive(path, caller, compression) as archive:
+                    _write_members(archive, known, lambda x: collected(x, writers, caller))
+            else:
+                for x in known.values():
+                    for _ in collected(x, writers, caller):
+                        pass
+        return
+    with _archive(file, caller, compression) as archive:
+        _write_members(archive, known, _blocks)
+
+
+@contextlib.contextmanager
+def _archive(file: File, caller: str, compression: int) -> Iterator[zipfile.ZipFile]:
     with _opened(file, ".npz", caller) as stream, zipfile.ZipFile(stream, "w", compression, allowZip64=True) as archive:
-        for name, x in known.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                _write(member, x)
+        yield archive
+
+
+def _write_members(
+    archive: zipfile.ZipFile, arrays: Mapping[str, Any], blocks: Callable[[Any], Iterable[HostArray | None]]
+) -> None:
+    for name, x in arrays.items():
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            npy_files.write_header(member, x.shape, x.dtype)
+            for block in blocks(x):
+                member.write(_bytes_of(block))
 
 
 def _check_name(name: str, caller: str) -> None:
@@ -130,10 +175,15 @@ def _storable(x: Any, caller: str) -> Any:
     Raises:
         ArgumentTypeError: it holds Python objects, text or records, or a dtype that NumPy lacks.
     """
-    array = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
-    array = array if isinstance(array, ShardedTensor) else np.asarray(array)
+    array = as_array(x, caller)
     npy_files.check_dtype(dtype_of(array), caller)
     return array
+
+
+def as_array(x: Any, caller: str) -> Any:
+    """Returns an array, a scalar or nested lists as a tensor or a host array."""
+    array = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
+    return array if isinstance(array, ShardedTensor) else np.asarray(array)
 
 
 def _write(stream: IO[bytes], x: Any) -> None:
@@ -143,10 +193,26 @@ def _write(stream: IO[bytes], x: Any) -> None:
 
 def write_elements(file: File, x: Any) -> None:
     """Writes the bytes of the elements of a tensor or host array in row-major order, one block after the other."""
+    if is_scattered(x):
+        _write_scattered(file, "", b"", x, "tofile")
+        return
     with _opened(file, "", "tofile") as stream:
-        for index in npy_files.blocks(x.shape, x.dtype.itemsize):
-            block = call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
-            stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+        for block in _blocks(x):
+            stream.write(_bytes_of(block))
+
+
+def _write_scattered(file: File, suffix: str, header: bytes, x: ShardedTensor, caller: str) -> None:
+    path = check_path(_path_of(file, suffix, caller), caller)
+    write_jointly(path, header, len(header) + x.nbytes, [Placed(len(header), x)], caller)
+
+
+def _blocks(x: Any) -> Iterator[HostArray]:
+    for index in npy_files.blocks(x.shape, x.dtype.itemsize):
+        yield call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
+
+
+def _bytes_of(block: Any) -> memoryview:
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 @contextlib.contextmanager
@@ -156,9 +222,9 @@ def _opened(file: File, suffix: str, caller: str) -> Iterator[IO[bytes]]:
     Raises:
         ArgumentTypeError, ArgumentError: it is neither a path nor a file that is open for writing bytes.
     """
-    path = _path_of(file, caller, "write")
+    path = _path_of(file, suffix, caller)
     if path is not None:
-        with replaced(path if path.endswith(suffix) or is_special(path) else path + suffix) as stream:
+        with replaced(path) as stream:
             yield stream
     elif isinstance(file, io.RawIOBase):
         yield _WholeWrites(file)  # type: ignore[misc]
@@ -187,7 +253,17 @@ class _WholeWrites:
         return size
 
 
-def _path_of(file: Any, caller: str, *methods: str) -> str | None:
+def _path_of(file: Any, suffix: str, caller: str) -> str | None:
+    """Returns the path of a file that is written, with its suffix; None if it is one that is open for writing bytes.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is neither.
+    """
+    path = path_of(file, caller, "write")
+    return path if path is None or path.endswith(suffix) or is_special(path) else path + suffix
+
+
+def path_of(file: Any, caller: str, *methods: str) -> str | None:
     """Returns the path that ``file`` is; None if it is a file that is open for bytes, and has these methods.
 
     Raises:
@@ -292,25 +368,26 @@ def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
 
 
 @hinted
-def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
-    """Reads a file in NumPy's formats .npy or .npz. Pickles are never read.
+def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile | ZarrGroup:
+    """Reads a file in NumPy's formats .npy or .npz, or a folder in the format zarr v3. Pickles are never read.
 
     The sizes in the file are compared with its length before memory is allocated, and the checksums of a .npz file with
     its elements. The format .npy has no checksums: changed elements are not noticed.
 
     On devices of this process an array is read, not mapped: a file that another process truncates meanwhile is an
-    error. On a mesh that spans processes, an array in a .npy file at a path is mapped into memory, and each process
-    reads its part only; such a file must not be truncated meanwhile, since the operating system ends processes that
-    read beyond the end of a mapped file. Arrays of a .npz file are read as a whole in each process.
+    error. On a mesh that spans processes, each process reads its part of a .npy file at a path only. Arrays of a .npz
+    file are read as a whole in each process. Of a folder, each process reads the chunks that have its elements, and
+    compares their checksums, where there are some; chunks must not be compressed.
 
     Args:
-        file: a path of a regular file, or a file that is open for reading bytes, and can be positioned.
+        file: a path of a regular file, or of a folder with an array or a group; or a file that is open for reading
+            bytes, and can be positioned.
         device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.standard.creation`) for the arrays; by
             default they are sharded over the default mesh, and not committed.
 
     Returns:
-        The tensor; for a .npz file a mapping from names to tensors, which is a context manager: see `NpzFile`, whose
-        look-ups raise the same errors.
+        The tensor; for a .npz file and for a group in a folder a mapping from names to tensors, which is a context
+        manager: see `NpzFile` and `ZarrGroup`. Look-ups raise the same errors.
 
     Raises:
         ArgumentError: the file has another format, is broken, truncated or encrypted, is not a regular file, or is
@@ -323,10 +400,12 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     >>> io.seek(0), st.load(io).tolist()
     (0, [0, 1, 2])
     """
-    path = _path_of(file, "load", "read", "seek", "tell")
+    path = path_of(file, "load", "read", "seek", "tell")
     if path is None:
         return _load_stream(file, device)
-    with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
+    if os.path.isdir(path):
+        return load_folder(path, device, "load")
+    with open(path, "rb", buffering=0, opener=open_at_once) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ArgumentError(f"load: {path} is not a regular file; wanted one, or the contents in an io.BytesIO")
@@ -337,7 +416,7 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     return NpzFile(path, device, path)
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def open_at_once(path: str, flags: int) -> int:
     """Opens a file without waiting for a process that writes to it, as the system does for pipes."""
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -363,11 +442,16 @@ def _load_stream(file: Any, device: Where | None) -> ShardedTensor | NpzFile:
 def _placed_file(stream: Any, header: npy_files.Header, path: str, device: Where | None) -> ShardedTensor:
     """Returns the array of a .npy file at a path as a tensor."""
     target = as_sharding(default_mesh() if device is None else device, len(header.shape), "load")
-    if header.nbytes and any(map(is_remote, target.mesh.flat)):
-        order: Any = "F" if header.fortran else "C"
-        mapped = np.memmap(stream, header.dtype, "r", header.length, header.shape, order)
-        array = np.asarray(mapped)
-        return _placed(array.astype(array.dtype.newbyteorder("="), copy=False), device)
+    if any(map(is_remote, target.mesh.flat)):
+
+        def read(box: Box, out: HostArray) -> None:
+            shape, into = (header.shape[::-1], out.T) if header.fortran else (header.shape, out)
+            box = box[::-1] if header.fortran else box
+            read_box(stream.fileno(), path, header.length, shape, box, into)
+            if not header.dtype.isnative:
+                out.byteswap(inplace=True)
+
+        return tensor_from(header.shape, header.dtype.newbyteorder("="), device, read, "load")
     return _placed(read_elements(stream, header, path), device)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.interchange import files, npy_files
+from shardtensor.files import array_files, npy_files
 from tests.draws import drawn
 from tests.layouts import DTYPES, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
@@ -111,7 +111,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypat
         stream.write(b"half")
         raise _Fails("stopped")
 
-    monkeypatch.setattr(files, "write_elements", fails)
+    monkeypatch.setattr(array_files, "write_elements", fails)
     with pytest.raises(_Fails):
         st.save(path, st.asarray(A + 1))
     np.testing.assert_array_equal(np.load(path), A)

@@ -1,0 +1,104 @@
+"""Tensors of files: each process reads what its devices hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.registry import backend_of, is_remote, processes_of
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_processes.processes import note, note_error
+from shardtensor.communication.messages import send
+from shardtensor.communication.transfer import operand_transfer
+from shardtensor.core import call
+from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError
+from shardtensor.files.chunk_grids import Box
+from shardtensor.host import memory_pool
+from shardtensor.sharding.layout import Shape, Where, as_sharding
+from shardtensor.sharding.mesh import default_mesh
+from shardtensor.tensor.operands import host_aval
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor_of, without_elements
+from shardtensor.tensor.value import Aval, aval, reduced
+
+Read: TypeAlias = Callable[[Box, HostArray], object]
+"""Fills an array with the elements of a box."""
+
+
+def tensor_from(shape: Shape, dtype: np.dtype[Any], where: Where | None, read: Read, caller: str) -> ShardedTensor:
+    """Returns a tensor whose elements are read from a file: those of each memory of this process at once.
+
+    Args:
+        shape: its shape.
+        dtype: its dtype, in the byte order of the machine.
+        where: its layout; by default it is sharded over the default mesh, and not committed.
+        read: reads the elements of a box.
+        caller: the function.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: those of ``read``, which name the caller then.
+        DeviceMemoryError: the host has not enough memory.
+    """
+    target = as_sharding(default_mesh() if where is None else where, len(shape), caller)
+    value = aval(shape, dtype, target, where is not None)
+    if value.backend.simulated:
+        return without_elements(value)
+    if value.unreduced or value.offloaded:
+        plain = reduced(value).sharding.with_memory_kind("device")
+        x: ShardedTensor = call("reshard", tensor_from(shape, dtype, plain, read, caller), sharding=target)
+        return x
+    spans = len(processes_of(target.mesh.flat)) > 1
+    number = note(f"{caller}({dtype}{list(shape)} {target.spec})") if spans else 0
+    try:
+        with naming_caller(caller):
+            result = mark_array(read_tensor(value, read, caller))
+    except BaseException as error:  # Raised again: other processes may not have raised it.
+        note_error(caller, (target,), error)
+        raise
+    if spans:
+        result._identity = number
+    return result
+
+
+def read_tensor(value: Aval, read: Read, caller: str) -> ShardedTensor:
+    """Returns a tensor in the memories of its devices, of which this process reads the elements that its devices hold.
+
+    Args:
+        value: its aval.
+        read: reads the elements of a box.
+        caller: the function, for the log of transfers.
+    """
+    operand_transfer(host_aval(value.shape, value.dtype), value.sharding).infer(caller, explicit=True)
+    buffers = _buffers(value, read)
+    return tensor_of(value, buffers, tuple([[] for _ in buffers]))
+
+
+def _buffers(value: Aval, read: Read) -> tuple[Any, ...]:
+    """Returns the buffers of the cells of a value; what several of them hold is read once."""
+    grid = value.cells.grid
+    buffers: list[Any] = [RemoteArray(grid.shape(n), value.dtype) for n in range(len(grid.devices))]
+    holders: dict[Box, list[int]] = {}
+    for n, device in enumerate(grid.devices):
+        if not is_remote(device):
+            holders.setdefault(grid.box(n), []).append(n)
+    for box, numbers in holders.items():
+        out = memory_pool.empty(grid.shape(numbers[0]), value.dtype)
+        read(box, out)
+        for n in numbers:
+            device = grid.devices[n]
+            buffers[n] = out if backend_of(device).on_host else send(out, HOST, device)
+    return tuple(buffers)
+
+
+@contextlib.contextmanager
+def naming_caller(caller: str) -> Iterator[None]:
+    """Begins the errors about files in the ``with`` block with the name of a function."""
+    try:
+        yield
+    except (ArgumentError, ArgumentTypeError, DeviceMemoryError) as error:
+        if str(error).startswith(f"{caller}: "):
+            raise
+        raise type(error)(f"{caller}: {error}") from None

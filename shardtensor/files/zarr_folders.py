@@ -1,0 +1,102 @@
+"""Folders in the format zarr v3 as tensors: what `st.load` returns for them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.files.chunk_grids import Box
+from shardtensor.files.tensor_reads import naming_caller, tensor_from
+from shardtensor.files.zarr import ZarrArray, children, open_child, open_node
+from shardtensor.host.summation_order import HostArray
+from shardtensor.sharding.layout import Where
+from shardtensor.tensor.tensor import ShardedTensor
+
+
+def load_folder(path: str, where: Where | None, caller: str) -> ShardedTensor | ZarrGroup:
+    """Returns the array in a folder as a tensor, or the group in it.
+
+    Raises:
+        ArgumentError: a file is broken.
+        ArgumentTypeError: tensors lack its dtype, or its chunks are compressed.
+        OSError: the folder has neither (an IsADirectoryError), or a file cannot be read.
+    """
+    with naming_caller(caller):
+        if not os.path.lexists(os.path.join(path, "zarr.json")):
+            old = any(os.path.lexists(os.path.join(path, name)) for name in (".zarray", ".zgroup"))
+            kind = "in the format zarr v2" if old else "without zarr.json"
+            text = f"{caller}: a folder {kind}; wanted a file, or an array or a group in the format zarr v3"
+            raise IsADirectoryError(errno.EISDIR, text, path)
+        node = open_node(path)
+        return _tensor(node, where, caller) if isinstance(node, ZarrArray) else ZarrGroup(path, node, where)
+
+
+def _tensor(array: ZarrArray, where: Where | None, caller: str) -> ShardedTensor:
+    def read(box: Box, out: HostArray) -> None:
+        array.read(box, out, filled=True)
+
+    return tensor_from(array.metadata.shape, array.metadata.dtype, where, read, caller)
+
+
+class ZarrGroup(Mapping[str, ShardedTensor]):
+    """A group of arrays in a folder: a mapping from names to tensors, which are read when they are looked up. It is a
+    context manager and has ``files`` and ``close``, as what `st.load` returns for a .npz file.
+
+    Attributes:
+        files: the names of the arrays, also of those in groups below it, such as ``layers/0/w``.
+        attrs: what the group says of itself, a dict.
+    """
+
+    def __init__(self, path: str, attrs: Mapping[str, Any], device: Where | None) -> None:
+        self._path, self._device = path, device
+        self.attrs = dict(attrs)
+        self._names = dict.fromkeys(_arrays(path, ""))
+        self.files = list(self._names)
+
+    def __getitem__(self, name: str) -> ShardedTensor:
+        if name not in self:
+            raise KeyError(f"{name!r} is not an array of the folder; it has {', '.join(self.files)}")
+        with naming_caller("load"):
+            node = open_child(self._path, name)
+            if not isinstance(node, ZarrArray):
+                raise ArgumentError(f"{os.path.join(self._path, name)} has become a group since it was opened")
+            return _tensor(node, self._device, "load")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._names
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
+        return f"ZarrGroup {self._path!r} with keys: {names}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __enter__(self) -> ZarrGroup:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Does nothing: files are open only while they are read."""
+
+
+def _arrays(root: str, prefix: str) -> Iterator[str]:
+    """Yields the names of the arrays in a group and below it. Those that cannot be read are errors when looked up."""
+    for child in children(os.path.join(root, prefix)):
+        name = prefix + child
+        try:
+            is_array = isinstance(open_child(root, name), ZarrArray)
+        except (ArgumentError, ArgumentTypeError):
+            is_array = True
+        if is_array:
+            yield name
+        else:
+            yield from _arrays(root, f"{name}/")
