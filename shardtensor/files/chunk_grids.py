@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -108,16 +109,29 @@ def chunk_box(index: Shape, chunk: Shape, shape: Shape) -> Box:
     return tuple((i * c, min((i + 1) * c, n)) for i, c, n in zip(index, chunk, shape, strict=True))
 
 
-def chunks_of(box: Box, chunk: Shape) -> Iterator[Shape]:
-    """Yields the indices of the chunks that have elements of a box, in C order."""
-    ranges = [range(b // c, -(-e // c)) if b < e else range(0) for (b, e), c in zip(box, chunk, strict=True)]
-    counts = [len(numbers) for numbers in ranges]
-    for number in range(math.prod(counts)):  # itertools.product would make lists of the ranges, which may be long.
+def slices(box: Box, within: Box) -> tuple[Any, ...]:
+    """Returns the index of a box in an array that has another one; with no dimension, the index of a view."""
+    return (*(slice(b - o, e - o) for (b, e), (o, _) in zip(box, within, strict=True)), ...)
+
+
+def chunks_of(box: Box, chunk: Shape, numbers: range | None = None) -> Iterator[Shape]:
+    """Yields the indices of the chunks that have elements of a box, in C order; or those with these numbers only."""
+    counts = _counts(box, chunk)
+    for number in range(math.prod(counts)) if numbers is None else numbers:
         index = []
-        for numbers, count in zip(reversed(ranges), reversed(counts), strict=True):
+        for (begin, _), c, count in zip(reversed(box), reversed(chunk), reversed(counts), strict=True):
             number, k = divmod(number, count)
-            index.append(numbers[k])
+            index.append(begin // c + k)
         yield tuple(reversed(index))
+
+
+def count_of_chunks(box: Box, chunk: Shape) -> int:
+    """Returns the number of chunks that have elements of a box."""
+    return math.prod(_counts(box, chunk))
+
+
+def _counts(box: Box, chunk: Shape) -> list[int]:
+    return [-(-e // c) - b // c if b < e else 0 for (b, e), c in zip(box, chunk, strict=True)]
 
 
 def slabs(box: Box, itemsize: int) -> Iterator[Box]:
