@@ -21,9 +21,10 @@ from shardtensor.files.chunk_grids import (
 )  # fmt: skip
 from shardtensor.files.metadata import HOLE, ArrayMetadata
 from shardtensor.files.paths import opened, read_into
+from shardtensor.files.row_reads import read_rows, rows_of
 from shardtensor.host import memory_pool
 from shardtensor.host.summation_order import HostArray
-from shardtensor.host.threads import each
+from shardtensor.host.threads import each, num_threads
 from shardtensor.host.units import counted
 
 _OPEN = 64
@@ -75,6 +76,7 @@ class Reader:
     ) -> None:
         self._root, self._prefix, self._metadata = root, prefix, metadata
         self._box, self._out, self._filled = box, out, filled
+        self._native = not metadata.elements.big or metadata.dtype.itemsize == 1
 
     def read(self) -> None:
         """Reads the box.
@@ -91,10 +93,14 @@ class Reader:
 
     def _run(self, tasks: list[tuple[_File, range]]) -> None:
         def run(k: int) -> None:
-            file, numbers = tasks[k]
+            file, numbers = tasks[order[k]]
             for position in chunks_of(file.local, self._metadata.inner, numbers):
                 self._read_inner(file, position)
 
+        # Threads begin far from each other: inner chunks in a row share pages of the result, which the system clears when
+        # one of them is first touched, and which two threads would both clear.
+        each_thread = -(-len(tasks) // num_threads())
+        order = [k for first in range(each_thread) for k in range(first, len(tasks), each_thread)]
         each(run, len(tasks))
 
     def _tasks(self, index: Shape, stack: contextlib.ExitStack) -> list[tuple[_File, range]]:
@@ -171,29 +177,40 @@ class Reader:
         Returns:
             The checksum of all its elements; 0 if it has none to be compared with.
         """
-        dtype, checked = self._metadata.dtype, self._metadata.elements.checked
-        native = not self._metadata.elements.big or dtype.itemsize == 1
-        value, scratch = 0, None
-        for slab in slabs(reach, dtype.itemsize):
-            nbytes = size_of(slab) * dtype.itemsize
-            part = None if self._out is None else intersection(slab, both)
-            target = None if part is None or self._out is None else self._out[slices(part, self._box)]
-            if target is not None or checked:
-                if target is not None and part == slab and native and target.flags.c_contiguous:
-                    data = bytes_of(target)
-                    target = None
-                else:
-                    if scratch is None or scratch.size < nbytes:
-                        scratch = np.empty(nbytes, np.uint8)
-                    data = scratch[:nbytes]
-                read_into(file.descriptor, data, offset, file.path)
-                if checked:
-                    value = crc32c(data, value)
-                if target is not None and part is not None:
-                    elements = data.view(dtype).reshape([end - begin for begin, end in slab])
-                    target[...] = (elements if native else _swapped(elements))[slices(part, slab)]
-            offset += nbytes
+        if (value := self._read_by_c(file, offset, both, reach, 0)) is not None:
+            return value
+        value = 0
+        for slab in slabs(reach, self._metadata.dtype.itemsize):
+            part = intersection(slab, both)
+            summed = self._read_by_c(file, offset, part, slab, value)
+            value = self._read_slab(file, offset, part, slab, value) if summed is None else summed
+            offset += size_of(slab) * self._metadata.dtype.itemsize
         return value
+
+    def _target(self, part: Box | None) -> HostArray | None:
+        return None if part is None or self._out is None else self._out[slices(part, self._box)]
+
+    def _read_by_c(self, file: _File, offset: int, part: Box | None, box: Box, value: int) -> int | None:
+        """Reads the elements ``part`` of a contiguous box, and continues a checksum; None if C cannot do it."""
+        if not self._metadata.elements.checked or not self._native:
+            return None
+        rows = rows_of(self._target(part), part, box)
+        nbytes = size_of(box) * self._metadata.dtype.itemsize
+        return None if rows is None else read_rows(file.descriptor, offset, nbytes, value, rows)
+
+    def _read_slab(self, file: _File, offset: int, part: Box | None, slab: Box, value: int) -> int:
+        """Does the same for a slab: into the result if it is contiguous there, and else by way of other memory."""
+        dtype, checked = self._metadata.dtype, self._metadata.elements.checked
+        target = self._target(part)
+        if target is None and not checked:
+            return 0
+        direct = target is not None and part == slab and self._native and target.flags.c_contiguous
+        data = bytes_of(target) if direct else np.empty(size_of(slab) * dtype.itemsize, np.uint8)
+        read_into(file.descriptor, data, offset, file.path)
+        if target is not None and part is not None and not direct:
+            elements = data.view(dtype).reshape([end - begin for begin, end in slab])
+            target[...] = (elements if self._native else _swapped(elements))[slices(part, slab)]
+        return crc32c(data, value) if checked else 0
 
     def _fill(self, box: Box) -> None:
         if self._out is not None:
