@@ -17,7 +17,15 @@ import numpy as np
 from shardtensor.errors import ArgumentError
 from shardtensor.files.checksums import bytes_of, crc32c
 from shardtensor.files.chunk_grids import (
-    Box, Shape, chunk_box, chunks_of, count_of_chunks, intersection, size_of, slabs, slices,
+    Box,
+    Shape,
+    chunk_box,
+    chunks_of,
+    count_of_chunks,
+    intersection,
+    size_of,
+    slabs,
+    slices,
 )  # fmt: skip
 from shardtensor.files.metadata import HOLE, ArrayMetadata
 from shardtensor.files.paths import opened, read_into
@@ -97,8 +105,8 @@ class Reader:
             for position in chunks_of(file.local, self._metadata.inner, numbers):
                 self._read_inner(file, position)
 
-        # Threads begin far from each other: inner chunks in a row share pages of the result, which the system clears when
-        # one of them is first touched, and which two threads would both clear.
+        # Threads begin far from each other: inner chunks in a row share pages of the result, which the system clears
+        # when they are first touched, and which two threads would both clear.
         each_thread = -(-len(tasks) // num_threads())
         order = [k for first in range(each_thread) for k in range(first, len(tasks), each_thread)]
         each(run, len(tasks))

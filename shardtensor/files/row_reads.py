@@ -25,7 +25,9 @@ LOG = logging.getLogger("shardtensor.files")
 _CACHED = 1 << 18
 """The bytes that are read at once, which fit into a cache of a core."""
 
-_SOURCE = CRC_SOURCE + r"""
+_SOURCE = (
+    CRC_SOURCE
+    + r"""
 #include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -76,6 +78,7 @@ long long read_rows(int file, long long offset, long long nbytes, char *cached, 
     return at;
 }
 """
+)
 
 
 class Rows(NamedTuple):
@@ -165,4 +168,4 @@ def _compiled() -> Callable[..., int] | None:
     number, pointer = ctypes.c_longlong, ctypes.c_void_p
     function.argtypes = [ctypes.c_int, number, number, pointer, number, *[pointer] * 4, *[number] * 6]
     function.restype = number
-    return function  # type: ignore[no-any-return]
+    return function

@@ -283,6 +283,8 @@ class ZarrArray:
                 raise memory_pool.out_of_memory(self._path(""), error) from None
         elif out.shape != shape or out.dtype != metadata.dtype:
             raise ArgumentError(f"out has shape {out.shape} and dtype {out.dtype}; wanted {shape}, {metadata.dtype}")
+        elif not out.flags.writeable:
+            raise ArgumentError("out is read-only; wanted an array that can be written")
         Reader(self.root, self.prefix, metadata, box, out, filled).read()
         return out
 

@@ -149,6 +149,14 @@ OTHERS = {
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
+    "thresholds of files, which `tests/files` have on both sides": """
+        files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
+        files.checksums._LANES files.checksums._STEPS files.chunk_grids._ROW files.chunk_grids._SLAB files.paths._BLOCK
+        files.row_reads._CACHED files.zarr._AHEAD""",
+    "sizes of files, and numbers by which they are defined": """
+        files.atomic._LONGEST files.checksums._LANE files.checksums._ONE files.checksums._ONES
+        files.checksums._POLYNOMIAL files.metadata.HOLE files.metadata.MOST files.metadata._DIMENSIONS
+        files.metadata._LARGEST""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
