@@ -1,8 +1,8 @@
 """Reads a box of an array from the files of its outer chunks, by several threads: each reads inner chunks, into the
 result itself where they are contiguous there.
 
-A slab fits into a cache, so that its checksum and its copy find it there, and the memory beside the result is a slab
-for each thread.
+C reads what it can (see `row_reads`), and Python the rest, a slab at a time. The memory beside the result is a slab for
+each thread.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ from shardtensor.host.units import counted
 
 _OPEN = 64
 """The files that are open at the same time."""
+
+_SLAB = 1 << 22
+"""The bytes of a slab, where C does not read inner chunks: threads that pass the interpreter's lock on more often wait
+for it longer than the memory takes.
+"""
 
 _TASK = 1 << 22
 """The bytes of inner chunks in a row that a thread reads before it takes others."""
@@ -188,7 +193,7 @@ class Reader:
         if (value := self._read_by_c(file, offset, both, reach, 0)) is not None:
             return value
         value = 0
-        for slab in slabs(reach, self._metadata.dtype.itemsize):
+        for slab in slabs(reach, self._metadata.dtype.itemsize, _SLAB):
             part = intersection(slab, both)
             summed = self._read_by_c(file, offset, part, slab, value)
             value = self._read_slab(file, offset, part, slab, value) if summed is None else summed

@@ -24,9 +24,6 @@ Box = tuple[tuple[int, int], ...]
 _LEAST, _MOST = 4 << 20, 16 << 20
 """The bytes of an inner chunk: smaller ones make readers slow, larger ones read what is not needed."""
 
-_SLAB = 1 << 20
-"""The bytes of a slab, which fit into a cache of a core."""
-
 _ROW = 1 << 10
 """The bytes of the last dimension below which an inner chunk is not cut along it: short runs are slow to copy."""
 
@@ -134,16 +131,16 @@ def _counts(box: Box, chunk: Shape) -> list[int]:
     return [-(-e // c) - b // c if b < e else 0 for (b, e), c in zip(box, chunk, strict=True)]
 
 
-def slabs(box: Box, itemsize: int) -> Iterator[Box]:
-    """Yields the parts of a box of at most `_SLAB` bytes, in the order in which C-contiguous memory has them."""
+def slabs(box: Box, itemsize: int, most: int) -> Iterator[Box]:
+    """Yields the parts of a box of at most ``most`` bytes, in the order in which C-contiguous memory has them."""
     d, run = len(box), 1
-    while d and run * (box[d - 1][1] - box[d - 1][0]) * itemsize <= _SLAB:
+    while d and run * (box[d - 1][1] - box[d - 1][0]) * itemsize <= most:
         d -= 1
         run *= box[d][1] - box[d][0]
     if not d:
         yield box
         return
-    (begin, end), rows = box[d - 1], max(_SLAB // (run * itemsize), 1)
+    (begin, end), rows = box[d - 1], max(most // (run * itemsize), 1)
     for outer in np.ndindex(*(e - b for b, e in box[: d - 1])):
         start = tuple((b + k, b + k + 1) for (b, _), k in zip(box, outer, strict=False))
         for row in range(begin, end, rows):

@@ -37,6 +37,9 @@ from shardtensor.host import memory_pool
 from shardtensor.host.summation_order import HostArray
 from shardtensor.host.units import counted
 
+_SLAB = 1 << 20
+"""The bytes of a slab that is written, which fit into a cache."""
+
 _AHEAD = 1 << 22
 """The bytes of a chunk from which on a thread copies and checks elements while those before are written."""
 
@@ -143,7 +146,7 @@ class _Encoder:
             if box is None:  # It is beyond the end of the array.
                 continue
             value = nbytes = 0
-            for slab in slabs(reach, metadata.dtype.itemsize):
+            for slab in slabs(reach, metadata.dtype.itemsize, _SLAB):
                 data = bytes_of(self._elements(slab, intersection(slab, box)))
                 value = crc32c(data, value)
                 nbytes += data.size

@@ -151,8 +151,8 @@ OTHERS = {
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
     "thresholds of files, which `tests/files` have on both sides": """
         files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
-        files.checksums._LANES files.checksums._STEPS files.chunk_grids._ROW files.chunk_grids._SLAB files.paths._BLOCK
-        files.row_reads._CACHED files.zarr._AHEAD""",
+        files.box_reader._SLAB files.checksums._LANES files.checksums._STEPS files.chunk_grids._ROW files.paths._BLOCK
+        files.row_reads._CACHED files.zarr._AHEAD files.zarr._SLAB""",
     "sizes of files, and numbers by which they are defined": """
         files.atomic._LONGEST files.checksums._LANE files.checksums._ONE files.checksums._ONES
         files.checksums._POLYNOMIAL files.metadata.HOLE files.metadata.MOST files.metadata._DIMENSIONS
