@@ -29,7 +29,7 @@ from shardtensor.files.chunk_grids import (
 )  # fmt: skip
 from shardtensor.files.metadata import HOLE, ArrayMetadata
 from shardtensor.files.paths import opened, read_into
-from shardtensor.files.row_reads import read_rows, rows_of
+from shardtensor.files.row_reads import is_available, read_rows, rows_of
 from shardtensor.host import memory_pool
 from shardtensor.host.summation_order import HostArray
 from shardtensor.host.threads import each, num_threads
@@ -90,6 +90,8 @@ class Reader:
         self._root, self._prefix, self._metadata = root, prefix, metadata
         self._box, self._out, self._filled = box, out, filled
         self._native = not metadata.elements.big or metadata.dtype.itemsize == 1
+        # Asked here, so that only one thread compiles it.
+        self._by_c = self._native and metadata.elements.checked and is_available()
 
     def read(self) -> None:
         """Reads the box.
@@ -205,7 +207,7 @@ class Reader:
 
     def _read_by_c(self, file: _File, offset: int, part: Box | None, box: Box, value: int) -> int | None:
         """Reads the elements ``part`` of a contiguous box, and continues a checksum; None if C cannot do it."""
-        if not self._metadata.elements.checked or not self._native:
+        if not self._by_c:
             return None
         rows = rows_of(self._target(part), part, box)
         nbytes = size_of(box) * self._metadata.dtype.itemsize

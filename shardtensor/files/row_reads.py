@@ -128,6 +128,11 @@ def rows_of(target: HostArray | None, part: Box | None, box: Box) -> Rows | None
     return Rows(target.ctypes.data, step, width, first, last, skip, n)
 
 
+def is_available() -> bool:
+    """Whether C can read, for which the first call compiles it."""
+    return _compiled() is not None
+
+
 def read_rows(descriptor: int, offset: int, nbytes: int, value: int, rows: Rows) -> int | None:
     """Reads a contiguous box of a file.
 
@@ -139,11 +144,10 @@ def read_rows(descriptor: int, offset: int, nbytes: int, value: int, rows: Rows)
         rows: where they go.
 
     Returns:
-        The checksum; None if they cannot all be read so: there is no compiler, or there was an error or a signal.
+        The checksum; None if not all could be read, because of an error or a signal.
     """
     function = _compiled()
-    if function is None:
-        return None
+    assert function is not None
     cached = np.empty(min(nbytes, _CACHED), np.uint8)
     state = ctypes.c_uint32(value ^ 0xFFFFFFFF)
     byte, lane = c_tables()
