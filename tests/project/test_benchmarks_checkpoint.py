@@ -14,7 +14,13 @@ def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     with modules_of(monkeypatch, "checkpoint") as (benchmark,):
         monkeypatch.setenv(benchmark.SIZE, "1")
         workers = {}
-        for column in (benchmark.PROJECT, benchmark.PLAIN, benchmark.TENSORSTORE, benchmark.ZARR, benchmark.SAFETENSORS):
+        for column in (
+            benchmark.PROJECT,
+            benchmark.PLAIN,
+            benchmark.TENSORSTORE,
+            benchmark.ZARR,
+            benchmark.SAFETENSORS,
+        ):
             package, function, _ = benchmark.LIBRARIES[column]
             if importlib.util.find_spec(package) is not None:
                 (tmp_path / column).mkdir()
