@@ -220,7 +220,7 @@ class Reader:
         if target is None and not checked:
             return 0
         direct = target is not None and part == slab and self._native and target.flags.c_contiguous
-        data = bytes_of(target) if direct else np.empty(size_of(slab) * dtype.itemsize, np.uint8)
+        data = bytes_of(target) if direct else memory_pool.empty((size_of(slab) * dtype.itemsize,), np.uint8)
         read_into(file.descriptor, data, offset, file.path)
         if target is not None and part is not None and not direct:
             elements = data.view(dtype).reshape([end - begin for begin, end in slab])
