@@ -21,8 +21,8 @@ def ahead(items: Generator[T]) -> Iterator[Iterator[T]]:
     An error of the computation is raised where its item would be. An item may be overwritten when `HELD` more have been
     computed.
     """
-    ready: queue.Queue[tuple[T | None, BaseException | None, bool]] = queue.Queue(1)
-    stopped = threading.Event()
+    ready: queue.Queue[tuple[T | None, BaseException | None, bool]] = queue.Queue(1)  # fork: a child does not use it.
+    stopped = threading.Event()  # fork: likewise.
 
     def compute() -> None:
         try:
@@ -45,7 +45,7 @@ def ahead(items: Generator[T]) -> Iterator[Iterator[T]]:
                 return
             yield item  # type: ignore[misc]
 
-    ended = threading.Event()
+    ended = threading.Event()  # fork: likewise.
     thread = threading.Thread(target=compute, name="shardtensor-ahead", daemon=True)
     thread.start()
     try:

@@ -28,6 +28,10 @@ _BLOCK = 1 << 26
 """The bytes that are written at once, after which signals are handled."""
 
 
+_BEGUN = 1 << 22
+"""The bytes that are written until the disk begins to work on them, while the next ones are written."""
+
+
 class Disk:
     """The operations on the file system. Tests pass subclasses whose operations fail."""
 
@@ -38,6 +42,12 @@ class Disk:
     def write(self, descriptor: int, data: memoryview) -> int:
         """Writes bytes, and returns how many were written."""
         return os.write(descriptor, data)
+
+    def begin_flush(self, descriptor: int, offset: int, nbytes: int) -> None:
+        """Lets the system begin to write bytes of a file to the disk, and does not wait."""
+        if hasattr(os, "posix_fadvise"):  # Only some operating systems have it.
+            # Linux begins to write such bytes. It drops only those that are on the disk, of which there are none yet.
+            os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def flush(self, descriptor: int) -> None:
         """Writes what the system holds of a file or folder to the disk."""
@@ -94,7 +104,12 @@ def write_file(path: str, pieces: Iterable[Buffer], disk: Disk = DISK) -> int:
         descriptor = disk.create(path)
         try:
             try:
-                size = sum(_write_all(descriptor, piece, disk) for piece in pieces)
+                size = begun = 0
+                for piece in pieces:
+                    size += _write_all(descriptor, piece, disk)
+                    if size - begun >= _BEGUN:
+                        disk.begin_flush(descriptor, begun, size - begun)
+                        begun = size
                 disk.flush(descriptor)
             finally:
                 disk.close(descriptor)

@@ -92,7 +92,7 @@ def _by_google() -> Checksum | None:
 
 # -- C ---------------------------------------------------------------------------------------------
 
-_SOURCE = """
+CRC_SOURCE = """
 #include <stdint.h>
 #include <string.h>
 #if defined(__SSE4_2__) && defined(__x86_64__)
@@ -150,7 +150,7 @@ def _by_c() -> Checksum | None:
     if compiler is None:  # The log has the reason.
         return None
     try:
-        library = load(compiler, _SOURCE, ["crc32c_state"])
+        library = load(compiler, CRC_SOURCE, ["crc32c_state"])
     except BackendError as error:
         LOG.warning("checksums are not computed by C, and are slower: %s", error)
         return None
@@ -158,15 +158,20 @@ def _by_c() -> Checksum | None:
     pointer = ctypes.c_void_p
     function.argtypes = [ctypes.c_uint32, pointer, ctypes.c_longlong, pointer, pointer]
     function.restype = ctypes.c_uint32
-    byte = np.stack([_byte_table()] + [_followed(_byte_table(), n) for n in range(1, 8)])
-    lane = _shift_tables(_LANE)
+    byte, lane = c_tables()
     tables = byte.ctypes.data, lane.ctypes.data
 
-    def computed(data: HostArray, value: int, kept: Any = (byte, lane)) -> int:
+    def computed(data: HostArray, value: int) -> int:
         # ctypes releases the lock of the interpreter, so that other threads write meanwhile.
         return int(function(value ^ _ONES, data.ctypes.data, data.size, *tables)) ^ _ONES
 
     return computed
+
+
+@functools.cache
+def c_tables() -> tuple[_Words, _Words]:
+    """Returns the tables that the C text needs, which stay in memory."""
+    return np.stack([_byte_table()] + [_followed(_byte_table(), n) for n in range(1, 8)]), _shift_tables(_LANE).copy()
 
 
 # -- NumPy -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,6 @@ Box = tuple[tuple[int, int], ...]
 
 _LEAST, _MOST = 4 << 20, 16 << 20
 """The bytes of an inner chunk: smaller ones make readers slow, larger ones read what is not needed."""
-
-_SLAB = 1 << 20
-"""The bytes of a slab, which fit into a cache of a core."""
 
 _ROW = 1 << 10
 """The bytes of the last dimension below which an inner chunk is not cut along it: short runs are slow to copy."""
@@ -108,28 +106,41 @@ def chunk_box(index: Shape, chunk: Shape, shape: Shape) -> Box:
     return tuple((i * c, min((i + 1) * c, n)) for i, c, n in zip(index, chunk, shape, strict=True))
 
 
-def chunks_of(box: Box, chunk: Shape) -> Iterator[Shape]:
-    """Yields the indices of the chunks that have elements of a box, in C order."""
-    ranges = [range(b // c, -(-e // c)) if b < e else range(0) for (b, e), c in zip(box, chunk, strict=True)]
-    counts = [len(numbers) for numbers in ranges]
-    for number in range(math.prod(counts)):  # itertools.product would make lists of the ranges, which may be long.
+def slices(box: Box, within: Box) -> tuple[Any, ...]:
+    """Returns the index of a box in an array that has another one; with no dimension, the index of a view."""
+    return (*(slice(b - o, e - o) for (b, e), (o, _) in zip(box, within, strict=True)), ...)
+
+
+def chunks_of(box: Box, chunk: Shape, numbers: range | None = None) -> Iterator[Shape]:
+    """Yields the indices of the chunks that have elements of a box, in C order; or those with these numbers only."""
+    counts = _counts(box, chunk)
+    for number in range(math.prod(counts)) if numbers is None else numbers:
         index = []
-        for numbers, count in zip(reversed(ranges), reversed(counts), strict=True):
+        for (begin, _), c, count in zip(reversed(box), reversed(chunk), reversed(counts), strict=True):
             number, k = divmod(number, count)
-            index.append(numbers[k])
+            index.append(begin // c + k)
         yield tuple(reversed(index))
 
 
-def slabs(box: Box, itemsize: int) -> Iterator[Box]:
-    """Yields the parts of a box of at most `_SLAB` bytes, in the order in which C-contiguous memory has them."""
+def count_of_chunks(box: Box, chunk: Shape) -> int:
+    """Returns the number of chunks that have elements of a box."""
+    return math.prod(_counts(box, chunk))
+
+
+def _counts(box: Box, chunk: Shape) -> list[int]:
+    return [-(-e // c) - b // c if b < e else 0 for (b, e), c in zip(box, chunk, strict=True)]
+
+
+def slabs(box: Box, itemsize: int, most: int) -> Iterator[Box]:
+    """Yields the parts of a box of at most ``most`` bytes, in the order in which C-contiguous memory has them."""
     d, run = len(box), 1
-    while d and run * (box[d - 1][1] - box[d - 1][0]) * itemsize <= _SLAB:
+    while d and run * (box[d - 1][1] - box[d - 1][0]) * itemsize <= most:
         d -= 1
         run *= box[d][1] - box[d][0]
     if not d:
         yield box
         return
-    (begin, end), rows = box[d - 1], max(_SLAB // (run * itemsize), 1)
+    (begin, end), rows = box[d - 1], max(most // (run * itemsize), 1)
     for outer in np.ndindex(*(e - b for b, e in box[: d - 1])):
         start = tuple((b + k, b + k + 1) for (b, _), k in zip(box, outer, strict=False))
         for row in range(begin, end, rows):

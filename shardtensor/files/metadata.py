@@ -23,6 +23,9 @@ from shardtensor.host.units import counted
 MOST = 1 << 24
 """The bytes that a ``zarr.json`` has at most."""
 
+HOLE = (1 << 64) - 1
+"""The offset and the size of an inner chunk that a file does not have."""
+
 _DIMENSIONS = 64
 """The dimensions that NumPy's arrays have at most."""
 

@@ -18,16 +18,27 @@ import numpy as np
 from shardtensor.errors import ArgumentError
 from shardtensor.files.ahead import HELD, ahead
 from shardtensor.files.atomic import DISK, Disk, make_folder, naming, write_file
+from shardtensor.files.box_reader import Reader, missing
 from shardtensor.files.checksums import bytes_of, combined, crc32c
-from shardtensor.files.chunk_grids import Box, Shape, chunk_box, chunks_of, intersection, size_of, slabs
-from shardtensor.files.metadata import MOST, ArrayMetadata, GroupMetadata, parse, text_of_array, text_of_group
-from shardtensor.files.paths import check_name, opened, read_into, read_text
+from shardtensor.files.chunk_grids import (
+    Box,
+    Shape,
+    chunk_box,
+    chunks_of,
+    count_of_chunks,
+    intersection,
+    size_of,
+    slabs,
+    slices,
+)
+from shardtensor.files.metadata import HOLE, MOST, ArrayMetadata, GroupMetadata, parse, text_of_array, text_of_group
+from shardtensor.files.paths import check_name, opened, read_text
 from shardtensor.host import memory_pool
 from shardtensor.host.summation_order import HostArray
 from shardtensor.host.units import counted
 
-_HOLE = (1 << 64) - 1
-"""The offset and the size of an inner chunk that a file does not have."""
+_SLAB = 1 << 20
+"""The bytes of a slab that is written, which fit into a cache."""
 
 _AHEAD = 1 << 22
 """The bytes of a chunk from which on a thread copies and checks elements while those before are written."""
@@ -127,7 +138,7 @@ class _Encoder:
         for (one, _), (other, _) in itertools.combinations(self.pieces, 2):
             if (both := intersection(one, other)) is not None and intersection(both, whole) is not None:
                 raise self._error(both)
-        entries = np.full((math.prod(metadata.per_chunk), 2), _HOLE, "<u8")
+        entries = np.full((math.prod(metadata.per_chunk), 2), HOLE, "<u8")
         offset = 0
         for number, position in enumerate(np.ndindex(*metadata.per_chunk)):
             starts = [b + p * i for b, p, i in zip(begin, position, metadata.inner, strict=True)]
@@ -136,7 +147,7 @@ class _Encoder:
             if box is None:  # It is beyond the end of the array.
                 continue
             value = nbytes = 0
-            for slab in slabs(reach, metadata.dtype.itemsize):
+            for slab in slabs(reach, metadata.dtype.itemsize, _SLAB):
                 data = bytes_of(self._elements(slab, intersection(slab, box)))
                 value = crc32c(data, value)
                 nbytes += data.size
@@ -172,7 +183,7 @@ class _Encoder:
             raise self._error(box)
         if len(parts) == 1 and box == slab:
             both, has, array = parts[0]
-            part: HostArray = array[_slices(both, has)]
+            part: HostArray = array[slices(both, has)]
             if part.flags.c_contiguous and part.dtype == dtype:
                 return part
         size = size_of(slab)
@@ -184,7 +195,7 @@ class _Encoder:
         if box != slab:
             bytes_of(elements)[:] = 0
         for both, has, array in parts:
-            elements[_slices(both, slab)] = array[_slices(both, has)]
+            elements[slices(both, slab)] = array[slices(both, has)]
         return elements
 
     def _error(self, box: Box | None) -> ArgumentError:
@@ -192,11 +203,6 @@ class _Encoder:
             f"chunk {self.index} of an array of shape {self.metadata.shape}: the pieces do not have each element of "
             f"{box} once"
         )
-
-
-def _slices(box: Box, within: Box) -> tuple[Any, ...]:
-    """Returns the index of a box in an array that has another one; with no dimension, the index of a view."""
-    return (*(slice(b - o, e - o) for (b, e), (o, _) in zip(box, within, strict=True)), ...)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -281,19 +287,20 @@ class ZarrArray:
                 raise memory_pool.out_of_memory(self._path(""), error) from None
         elif out.shape != shape or out.dtype != metadata.dtype:
             raise ArgumentError(f"out has shape {out.shape} and dtype {out.dtype}; wanted {shape}, {metadata.dtype}")
-        reader = _Reader(self, box, out, filled)
-        for index in chunks_of(box, metadata.chunk):
-            reader.read_chunk(index)
+        elif not out.flags.writeable:
+            raise ArgumentError("out is read-only; wanted an array that can be written")
+        Reader(self.root, self.prefix, metadata, box, out, filled).read()
         return out
 
     def verify(self, index: Shape, *, filled: bool = False) -> None:
-        """Checks all sums of an outer chunk, with the memory of a slab of it.
+        """Checks all sums of an outer chunk, with the memory of a slab for each thread.
 
         Raises:
             ArgumentError: the file is broken or missing, or a checksum differs; the error names the file.
             OSError: it cannot be read; the error has its name.
         """
-        _Reader(self, chunk_box(index, self.metadata.chunk, self.metadata.shape), None, filled).read_chunk(index)
+        box = chunk_box(index, self.metadata.chunk, self.metadata.shape)
+        Reader(self.root, self.prefix, self.metadata, box, None, filled).read()
 
     def chunks(self) -> Iterable[Shape]:
         """Returns the indices of all outer chunks, in C order."""
@@ -311,142 +318,12 @@ class ZarrArray:
                 with opened(self.root, self.prefix + key) as descriptor:
                     size = os.fstat(descriptor).st_size
             except FileNotFoundError:
-                raise _missing(self._path(key)) from None
+                raise missing(self._path(key)) from None
             part = intersection(box, chunk_box(index, metadata.chunk, metadata.shape))
             assert part is not None
-            count = math.prod(-(-e // i) - b // i for (b, e), i in zip(part, metadata.inner, strict=True))
+            count = count_of_chunks(part, metadata.inner)
             least = metadata.index_nbytes + count * (metadata.inner_nbytes + 4 * metadata.elements.checked)
             if size < least:
                 raise ArgumentError(
                     f"{self._path(key)} is truncated: it has {counted(size, 'byte')}; wanted at least {least}"
                 )
-
-
-class _Reader:
-    """Reads a box of an array into memory; with no memory, it only checks the sums."""
-
-    def __init__(self, array: ZarrArray, box: Box, out: HostArray | None, filled: bool) -> None:
-        self._array, self._box, self._out, self._filled = array, box, out, filled
-        self._metadata = array.metadata
-        self._scratch: HostArray | None = None
-
-    def read_chunk(self, index: Shape) -> None:
-        """Reads what an outer chunk has of the box."""
-        metadata, array = self._metadata, self._array
-        key = metadata.key(index)
-        path = array._path(key)
-        whole = chunk_box(index, metadata.chunk, metadata.shape)
-        part = intersection(self._box, whole)
-        if part is None:
-            return
-        try:
-            with opened(array.root, array.prefix + key) as descriptor:
-                self._read_file(descriptor, path, index, part)
-        except FileNotFoundError:
-            if not self._filled:
-                raise _missing(path) from None
-            self._fill(part)
-
-    def _read_file(self, descriptor: int, path: str, index: Shape, part: Box) -> None:
-        metadata = self._metadata
-        size = os.fstat(descriptor).st_size
-        entries = self._index(descriptor, path, size)
-        begin = [i * c for i, c in zip(index, metadata.chunk, strict=True)]
-        local = tuple((b - o, e - o) for (b, e), o in zip(part, begin, strict=True))
-        stored = metadata.inner_nbytes + 4 * metadata.elements.checked
-        for position in chunks_of(local, metadata.inner):
-            reach = tuple((o + p * i, o + (p + 1) * i) for o, p, i in zip(begin, position, metadata.inner, strict=True))
-            both = intersection(part, reach)
-            assert both is not None
-            offset, nbytes = 0, size
-            if entries is not None:
-                offset, nbytes = map(int, entries[position])
-            if (offset, nbytes) == (_HOLE, _HOLE):
-                if not self._filled:
-                    raise ArgumentError(f"{path} is broken: it lacks inner chunk {position}")
-                self._fill(both)
-            elif nbytes != stored or offset + nbytes > size:
-                raise ArgumentError(
-                    f"{path} is broken: inner chunk {position} begins at byte {offset} of {size} and has {nbytes}; "
-                    f"wanted {counted(stored, 'byte')}"
-                )
-            else:
-                self._read_inner(descriptor, path, offset, both, reach, position)
-
-    def _index(self, descriptor: int, path: str, size: int) -> HostArray | None:
-        """Returns the offsets and sizes of the inner chunks of a file; None if it has no index."""
-        metadata = self._metadata
-        if metadata.index is None:
-            return None
-        nbytes = metadata.index_nbytes
-        if nbytes > size:
-            raise ArgumentError(f"{path} is truncated: it has {counted(size, 'byte')}, and its index {nbytes}")
-        memory_pool.reserve(nbytes)
-        content = np.empty(nbytes, np.uint8)
-        read_into(descriptor, content, 0 if metadata.index_first else size - nbytes, path)
-        if metadata.index.checked:
-            content = _checked(content, path, "its index")
-        order = ">u8" if metadata.index.big else "<u8"
-        return content.view(order).reshape(*metadata.per_chunk, 2)
-
-    def _read_inner(self, descriptor: int, path: str, offset: int, both: Box, reach: Box, position: Shape) -> None:
-        """Reads an inner chunk, into the result if it is contiguous there, and otherwise by way of other memory."""
-        metadata, dtype = self._metadata, self._metadata.dtype
-        native = not metadata.elements.big or dtype.itemsize == 1
-        value = 0
-        for slab in slabs(reach, dtype.itemsize):
-            part = None if self._out is None else intersection(slab, both)
-            if part is None and not metadata.elements.checked:
-                offset += size_of(slab) * dtype.itemsize
-                continue
-            target = None if part is None or self._out is None else self._out[_slices(part, self._box)]
-            direct = target is not None and part == slab and native and target.flags.c_contiguous
-            data = bytes_of(target) if direct else self._memory(size_of(slab) * dtype.itemsize)
-            read_into(descriptor, data, offset, path)
-            offset += data.size
-            if metadata.elements.checked:
-                value = crc32c(data, value)
-            if target is not None and part is not None and not direct:
-                elements = data.view(dtype).reshape([end - begin for begin, end in slab])
-                target[...] = (elements if native else _swapped(elements))[_slices(part, slab)]
-        if metadata.elements.checked:
-            stored = np.empty(4, np.uint8)
-            read_into(descriptor, stored, offset, path)
-            _compare(value, stored, path, f"inner chunk {position}")
-
-    def _memory(self, nbytes: int) -> HostArray:
-        """Returns memory for a slab, which the next one overwrites."""
-        if self._scratch is None or self._scratch.size < nbytes:
-            self._scratch = np.empty(nbytes, np.uint8)
-        return self._scratch[:nbytes]
-
-    def _fill(self, box: Box) -> None:
-        if self._out is not None:
-            self._out[_slices(box, self._box)] = self._metadata.fill
-
-
-def _missing(path: str) -> ArgumentError:
-    return ArgumentError(f"{path} is missing: the file of a chunk; restore an older checkpoint, or a copy of the file")
-
-
-def _swapped(elements: HostArray) -> HostArray:
-    """Returns elements in the other byte order; NumPy swaps the bytes of some dtypes only (not of bfloat16)."""
-    size = elements.dtype.itemsize // (2 if elements.dtype.kind == "c" else 1)
-    parts = elements.reshape(-1).view(np.uint8).reshape(-1, size)
-    return np.ascontiguousarray(parts[:, ::-1]).reshape(-1).view(elements.dtype).reshape(elements.shape)
-
-
-def _checked(content: HostArray, path: str, what: str) -> HostArray:
-    """Returns bytes without the checksum that follows them."""
-    data, stored = content[:-4], content[-4:]
-    _compare(crc32c(data), stored, path, what)
-    return data
-
-
-def _compare(value: int, stored: HostArray, path: str, what: str) -> None:
-    expected = int.from_bytes(stored.tobytes(), "little")
-    if value != expected:
-        raise ArgumentError(
-            f"{path} is damaged: {what} has the checksum {value:#010x}, and {expected:#010x} is stored; restore an "
-            "older checkpoint, or a copy of the file"
-        )

@@ -96,7 +96,7 @@ def test_any_layout_is_restored_in_any_other_one(data: Any, tmp_path_factory: py
     with pytest.MonkeyPatch.context() as patch:
         # Arrays of few elements then have several inner chunks and slabs.
         patch.setattr(chunk_grids, "_LEAST", data.draw(some.sampled_from([8, 64, 4 << 20])))
-        patch.setattr(chunk_grids, "_SLAB", data.draw(some.sampled_from([16, 1 << 20])))
+        patch.setattr(zarr, "_SLAB", data.draw(some.sampled_from([16, 1 << 20])))
         patch.setattr(chunk_grids, "_ROW", 4)
         chunk_grids._planned.cache_clear()
         st.checkpoint.save(folder / "a", {"x": x}, memory=data.draw(some.sampled_from([1, 1 << 20])))

@@ -140,7 +140,7 @@ def test_boxes_of_devices_that_tile_one_of_their_process() -> None:
 def test_slabs_have_each_element_once_and_in_order(shape: tuple[int, ...]) -> None:
     box = tuple((3, 3 + n) for n in shape)
     at = 0
-    for slab in slabs(box, 4):
+    for slab in slabs(box, 4, MIB):
         assert 0 < size_of(slab) * 4 <= MIB
         assert at == (np.ravel_multi_index([b - 3 for b, _ in slab], shape) if shape else 0)
         last = np.ravel_multi_index([e - 4 for _, e in slab], shape) if shape else 0

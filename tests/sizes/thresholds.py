@@ -110,6 +110,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
 OTHERS = {
     "settings of programs and of processes": """
         demo.DEFAULT_DEVICES demo.DEFAULT_STEPS demo.HELD_OUT demo.SEED launcher.TIMED_OUT
+        checkpoint.saving._THREADS
         communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
         communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.c.compiler._TIMEOUT
         spmd.scheduling.helper_delays._LONG spmd.scheduling.helper_delays._SHORT spmd.scheduling.scheduler._ROOM""",
@@ -121,6 +122,7 @@ OTHERS = {
         interpreters.jit.c.c_loop_library._SECONDS
         interpreters.jit.c.compiler._POLL interpreters.jit.c.kernel_files.MOST_SECONDS
         interpreters.jit.c.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
+        checkpoint.saving._POLL checkpoint.saving._PATIENCE
         communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduling.scheduler._POLL""",
     "texts and pictures": """
         communication.between_processes.agreement._MESSAGE communication.between_processes.difference._LINE communication.between_processes.difference._SIZE
@@ -149,9 +151,18 @@ OTHERS = {
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
-    "sizes of files, which `tests.files` sets": """
-        files.byte_ranges._PAGE files.byte_ranges._SPAN files.joint_writes._LEAST_RUN files.joint_writes._ROUND
-        files.safetensors_files._DIMENSIONS files.safetensors_files._MOST""",
+    "thresholds of files and checkpoints, which their tests have on both sides": """
+        checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.saving._SMALL checkpoint.contents._BLOCK
+        files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
+        files.box_reader._SLAB files.byte_ranges._PAGE files.byte_ranges._SPAN files.checksums._LANES
+        files.checksums._STEPS files.chunk_grids._ROW files.joint_writes._LEAST_RUN files.joint_writes._ROUND
+        files.paths._BLOCK files.row_reads._CACHED files.zarr._AHEAD files.zarr._SLAB""",
+    "sizes of files, and numbers by which they are defined": """
+        checkpoint.manager._DIGITS checkpoint.manager._LAST checkpoint.manifest.VERSION checkpoint.manifest._MOST
+        checkpoint.saving._MOST checkpoint.trees.DEEPEST checkpoint.trees._LONGEST
+        files.atomic._LONGEST files.checksums._LANE files.checksums._ONE files.checksums._ONES
+        files.checksums._POLYNOMIAL files.metadata.HOLE files.metadata.MOST files.metadata._DIMENSIONS
+        files.metadata._LARGEST files.safetensors_files._DIMENSIONS files.safetensors_files._MOST""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
