@@ -21,7 +21,7 @@ from shardtensor.checkpoint.trees import Node, mapped, names_of, tree_of
 from shardtensor.communication.between_processes.processes import cross
 from shardtensor.errors import ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.files.checksums import crc32c
-from shardtensor.files.chunk_grids import Box, Grid, Shape, chunk_box, difference, intersection, plan_grid
+from shardtensor.files.chunk_grids import Box, Grid, Shape, chunk_box, difference, intersection, plan_grid, slices
 from shardtensor.files.metadata import ArrayMetadata, Object, array_metadata
 from shardtensor.files.zarr_types import name_of
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
@@ -241,6 +241,5 @@ def _elements(pieces: Sequence[Piece], box: Box, dtype: np.dtype[Any]) -> HostAr
     out = np.empty([end - begin for begin, end in box], dtype)
     for has, source in pieces:
         if (both := intersection(has, box)) is not None:
-            to = tuple([slice(b - o, e - o) for (b, e), (o, _) in zip(both, box, strict=True)])
-            out[to] = source[tuple([slice(b - o, e - o) for (b, e), (o, _) in zip(both, has, strict=True)])]
+            out[slices(both, box)] = source[slices(both, has)]
     return out

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
 
 import numpy as np
 
 from shardtensor.files.atomic import naming
 from shardtensor.files.checksums import bytes_of
-from shardtensor.files.chunk_grids import Box, Shape, size_of, slabs
+from shardtensor.files.chunk_grids import Box, Shape, size_of, slabs, slices
 from shardtensor.files.paths import read_into
 from shardtensor.host.summation_order import HostArray
 
@@ -23,10 +22,8 @@ _PAGE = 1 << 12
 _SPAN = 1 << 22
 """The bytes that are read at once where those between runs are read, too."""
 
-
-def slices(box: Box, within: Box) -> tuple[Any, ...]:
-    """Returns the index of a box in an array that has another one."""
-    return tuple([slice(b - o, e - o) for (b, e), (o, _) in zip(box, within, strict=True)])
+_SLAB = 1 << 20
+"""The bytes of a part of an array that is read by way of other memory."""
 
 
 def contiguous_from(shape: Shape, box: Box) -> int:
@@ -85,8 +82,8 @@ def read_box(descriptor: int, path: str, start: int, shape: Shape, box: Box, out
         offsets, _ = runs(shape, out.dtype.itemsize, box)
         read_into(descriptor, bytes_of(out), start + int(offsets[0]), path)
         return
-    for part in slabs(box, out.dtype.itemsize) if out.size else ():
-        target: HostArray = out[(*slices(part, box), ...)]
+    for part in slabs(box, out.dtype.itemsize, _SLAB) if out.size else ():
+        target: HostArray = out[slices(part, box)]
         memory = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
         _read_runs(descriptor, path, start, *runs(shape, out.dtype.itemsize, part), bytes_of(memory))
         if memory is not target:

@@ -30,8 +30,8 @@ from shardtensor.communication.between_processes.processes import (
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, DistributedError, NotAddressableError, ShardTensorError, message_of
 from shardtensor.files.atomic import naming
-from shardtensor.files.byte_ranges import contiguous_from, slices, write_box
-from shardtensor.files.chunk_grids import Box, cut_over_replicas, intersection, size_of
+from shardtensor.files.byte_ranges import contiguous_from, write_box
+from shardtensor.files.chunk_grids import Box, cut_over_replicas, intersection, size_of, slices
 from shardtensor.files.npy_files import blocks
 from shardtensor.host.replacement import replaced, target_of
 from shardtensor.sharding.layout import NamedSharding, Shape
@@ -360,7 +360,7 @@ def _collected(x: ShardedTensor, shards: Sequence[Any], box: Box, caller: str) -
             with backend.on(device):
                 arrays.append(backend.view(shards[k], index) if index else shards[k])
         devices.append(device)
-        places.append((*slices(both, box), ...))
+        places.append(slices(both, box))
     parts = everywhere(arrays, devices, caller, 0)
     if process_index() != 0:
         return None

@@ -48,7 +48,7 @@ def test_any_box_is_read_and_written(tmp_path_factory: Any, case: Any, page: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(byte_ranges, "_PAGE", page)
         patch.setattr(byte_ranges, "_SPAN", span)
-        patch.setattr("shardtensor.files.chunk_grids._SLAB", slab)
+        patch.setattr("shardtensor.files.byte_ranges._SLAB", slab)
         for order in "CF":
             out = np.full_like(array[index(box)], 3, order=order, subok=False)
             read_box(descriptor, str(path), BEGIN, array.shape, box, out)

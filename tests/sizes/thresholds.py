@@ -154,7 +154,7 @@ OTHERS = {
     "thresholds of files and checkpoints, which their tests have on both sides": """
         checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.saving._SMALL checkpoint.contents._BLOCK
         files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
-        files.box_reader._SLAB files.byte_ranges._PAGE files.byte_ranges._SPAN files.checksums._LANES
+        files.box_reader._SLAB files.byte_ranges._PAGE files.byte_ranges._SLAB files.byte_ranges._SPAN files.checksums._LANES
         files.checksums._STEPS files.chunk_grids._ROW files.joint_writes._LEAST_RUN files.joint_writes._ROUND
         files.paths._BLOCK files.row_reads._CACHED files.zarr._AHEAD files.zarr._SLAB""",
     "sizes of files, and numbers by which they are defined": """
