@@ -149,23 +149,21 @@ def _bytes_read() -> int | None:
 
 
 def shardtensor_cases() -> dict[str, Case]:
-    """Returns the cases of shardtensor: a file for each shard."""
-    from shardtensor.files.chunk_grids import plan_grid
-    from shardtensor.files.metadata import array_metadata
-    from shardtensor.files.zarr import ZarrArray, write_array, write_chunk
+    """Returns the cases of shardtensor: a tensor over logical devices, which share the memory of the host."""
+    import shardtensor as st
 
+    st.set_num_devices(DEVICES)
     data = Data()
-    grid = plan_grid(data.x.shape, data.x.itemsize, data.rows)
-    metadata = array_metadata(data.x.shape, data.x.dtype, grid.chunk, grid.inner)
+    mesh = st.make_mesh((DEVICES,), ("d",))
+    rows, columns = (st.NamedSharding(mesh, spec) for spec in (st.P("d"), st.P(None, "d")))
+    x = st.device_put(data.x, rows)
 
     def save(path: str) -> None:
-        shards = data.shards()
-        write_array(path, metadata)
-        for index, pieces in grid.pieces.items():
-            write_chunk(path, metadata, index, [(data.rows[piece.owner], shards[piece.owner]) for piece in pieces])
+        st.checkpoint.save(path, {"x": x})
 
     def read(path: str, boxes: Sequence[Box]) -> list[Any]:
-        return [ZarrArray(path, metadata).read(box) for box in boxes]
+        found = st.checkpoint.restore(path, {"x": rows if boxes == data.rows else columns})["x"]
+        return [shard.data for shard in found.addressable_shards]
 
     return cases(data, save, read)
 
