@@ -90,6 +90,7 @@ def _buffers(value: Aval, read: Read) -> tuple[Any, ...]:
         for n in numbers:
             device = grid.devices[n]
             buffers[n] = out if backend_of(device).on_host else send(out, HOST, device)
+        del out  # Before the next one is allocated.
     return tuple(buffers)
 
 

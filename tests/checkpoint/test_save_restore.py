@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import json
 import os
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ from tests.draws import drawn
 from tests.layouts import (
     DTYPES,
     USABLE,
+    allocated,
     array,
     everywhere,
     in_use,
@@ -577,6 +580,50 @@ def test_device_memory_is_copied_in_pieces() -> None:
     assert piece._block is not None
     assert piece._block.nbytes <= 1 << 14
     same_bits(piece[slice(0, 128), slice(0, 128), ...], x)
+
+
+def test_a_restore_needs_little_memory_beside_the_result(tmp_path: Path) -> None:
+    x = put(np.zeros((1 << 10, 1 << 11)), "numpy", (8,))  # 16 MiB, of which each shard has 2 MiB
+    st.checkpoint.save(tmp_path / "a", x)
+    st.free_cache()
+    for backend, shape, spec in (
+        ("numpy", (8,), st.P("x")), ("numpy", (3,), st.P(None, "x")), ("checked", (8,), st.P("x")),
+        ("checked", (2, 2), st.P("y", "x")),
+    ):  # fmt: skip
+        sharding = st.NamedSharding(mesh_of(shape, backend), spec)
+        st.checkpoint.restore(tmp_path / "a", device=sharding)  # Threads and plans exist then.
+        st.free_cache()
+        with allocated(backend) as peak:
+            found = st.checkpoint.restore(tmp_path / "a", device=sharding)
+        largest = max(shard.data.nbytes for shard in found.addressable_shards)
+        assert peak[0] <= found.nbytes + 1.1 * largest, (backend, shape)
+
+
+def test_a_save_in_the_background_needs_little_memory(tmp_path: Path) -> None:
+    """Beside what the program overwrites meanwhile, which is nothing here."""
+    for backend in ("numpy", "checked"):
+        x = put(np.zeros((1 << 10, 1 << 11)), backend, (4,))  # 16 MiB
+        st.checkpoint.save(tmp_path / backend, x)
+        with allocated(backend) as peak:
+            st.checkpoint.save(tmp_path / f"{backend} 2", x, wait=False, memory=1 << 20)
+            st.checkpoint.wait()
+        assert peak[0] < 8 << 20, backend  # slabs, and of devices copies of blocks
+
+
+def test_many_saves_need_no_more_memory_than_few(tmp_path: Path) -> None:
+    tree = {"w": st.ones(1000), "n": 3, "h": np.arange(100)}
+    gc.collect()
+    tracemalloc.start()
+    sizes = []
+    for k in range(30):
+        st.checkpoint.save(tmp_path / "a", tree, overwrite=True, wait=k % 2 == 0)
+        if k % 10 == 9:
+            st.checkpoint.wait()
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[2] - sizes[1] < 1 << 13
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_a_layout_reads_little_more_than_its_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
