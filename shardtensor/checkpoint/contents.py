@@ -18,6 +18,7 @@ from shardtensor.checkpoint.saved_layouts import Layout, placed
 from shardtensor.checkpoint.trees import Node, mapped, names_of, python_tree
 from shardtensor.checkpoint.writing import Path, checked_path
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.files.atomic import raise_error
 from shardtensor.files.checksums import crc32c
 from shardtensor.files.metadata import Object
 from shardtensor.files.paths import opened, read_into
@@ -117,7 +118,7 @@ def inspect(path: Path) -> Info:
     """
     folder, manifest = open_checkpoint(checked_path(path, "checkpoint.inspect"), "checkpoint.inspect")
     leaves = {name: _leaf(name, record, manifest) for name, _, record in names_of(manifest.tree)}
-    tree = python_tree(mapped(manifest.tree, lambda _, record: _like(record, manifest, folder)))
+    tree = python_tree(mapped(manifest.tree, lambda name, record: _like(name, record, manifest, folder)))
     stored = sum(nbytes for _, _, (nbytes, _) in manifest.all_files())
     classes = dict(_classes(manifest.tree, ""))
     return Info(folder, leaves, classes, sum(leaf.nbytes for leaf in leaves.values()), stored, tree)
@@ -132,9 +133,9 @@ def _leaf(name: str, record: Object, manifest: Manifest) -> Leaf:
     return Leaf(name, kind, array.shape, array.dtype, nbytes, array.layout, len(array.files))
 
 
-def _like(record: Object, manifest: Manifest, folder: str) -> Any:
+def _like(name: str, record: Object, manifest: Manifest, folder: str) -> Any:
     if "array" not in record:
-        return values.read(record, folder)
+        return values.read(record, f"{os.path.join(folder, FILE)}: {name}")
     array = manifest.arrays[record["array"]]
     if array.layout is None:
         return _without_elements(array.shape, array.dtype)
@@ -182,12 +183,13 @@ def verify(path: Path) -> None:
         for name, array in manifest.arrays.items():
             try:
                 stored = open_array(folder, array)
-                lacking = {stored.metadata.key(index) for index in stored.chunks()} - array.files.keys()
-                problems += [f"leaf {name}: the manifest does not have the file {key}" for key in sorted(lacking)]
+                keys = (stored.metadata.key(index) for index in stored.chunks())  # There may be any number of them.
+                if (lacking := next((key for key in keys if key not in array.files), None)) is not None:
+                    problems.append(f"leaf {name}: the manifest does not have the file {lacking}")
             except (ArgumentError, ArgumentTypeError) as error:
                 problems.append(f"leaf {name}: {error}")
-    for where, _, names in os.walk(folder):
-        for one in names:
+    for where, folders, names in os.walk(folder, onerror=raise_error):
+        for one in [*names, *[one for one in folders if os.path.islink(os.path.join(where, one))]]:
             key = os.path.relpath(os.path.join(where, one), folder)
             if key not in expected:
                 problems.append(f"{os.path.join(folder, key)} is not a file of the checkpoint")

@@ -7,6 +7,7 @@ a folder without a valid one is no checkpoint.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from shardtensor.checkpoint.trees import Node, names_of, tree_from_json, tree_to
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import find_folder
 from shardtensor.files.checksums import crc32c
-from shardtensor.files.metadata import Object, parse_json, shape_of
+from shardtensor.files.metadata import LARGEST, Object, brief, parse_json, shape_of
 from shardtensor.files.paths import check_name, read_text
 from shardtensor.files.zarr_types import DType, dtype_of, name_of
 from shardtensor.sharding.layout import Shape
@@ -163,7 +164,13 @@ def read_manifest(folder: str) -> Manifest:
             f"{name} is damaged: it has the checksum {checksum:08x}, and {head[1].decode()} is stored; restore an "
             "older checkpoint, or a copy of the file"
         )
-    content = parse_json(text, name)
+    try:
+        return _manifest_from_json(parse_json(text, name), checksum, name)
+    except RecursionError:
+        raise ArgumentError(f"{name} is broken: it is nested too deeply") from None
+
+
+def _manifest_from_json(content: Any, checksum: int, name: str) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ArgumentError(f"{name} is not the manifest of a checkpoint")
     if content.get("version") != VERSION:
@@ -191,12 +198,14 @@ def _array_from_json(key: str, row: Any, name: str) -> ArrayRecord:
     for part in key.split("/"):
         check_name(part, name)
     if not isinstance(row, dict):
-        raise ArgumentError(f"{label} is broken: it is {str(row)[:60]!r}")
+        raise ArgumentError(f"{label} is broken: it is {brief(row)}")
     shape = shape_of(row.get("shape"), "shape", 0, label)
     attributes = row.get("attributes", {})
     if not isinstance(attributes, dict):
-        raise ArgumentError(f"{label} is broken: its attributes are {str(attributes)[:60]!r}")
+        raise ArgumentError(f"{label} is broken: its attributes are {brief(attributes)}")
     dtype = dtype_of(row.get("data_type"), attributes, label)
+    if math.prod(max(n, 1) for n in shape) * dtype.itemsize > LARGEST:
+        raise ArgumentError(f"{label} is broken: {dtype} of shape {shape} is too large")
     layout = row.get("layout")
     return ArrayRecord(
         key, shape, dtype, None if layout is None else layout_from_json(layout, len(shape), label),
@@ -206,11 +215,11 @@ def _array_from_json(key: str, row: Any, name: str) -> ArrayRecord:
 
 def _files_from_json(rows: Any, name: str) -> Files:
     if not isinstance(rows, dict):
-        raise ArgumentError(f"{name} is broken: its files are {str(rows)[:60]!r}")
+        raise ArgumentError(f"{name} is broken: its files are {brief(rows)}")
     files = {}
     for key, row in rows.items():
         valid = isinstance(row, list) and len(row) == 2 and type(row[0]) is int and row[0] >= 0
         if not valid or not isinstance(row[1], str) or not re.fullmatch("[0-9a-f]{8}", row[1]):
-            raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {str(row)[:60]!r}")
+            raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {brief(row)}")
         files[key] = row[0], int(row[1], 16)
     return files

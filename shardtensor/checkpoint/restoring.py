@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import is_spanning
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.manifest import ArrayRecord, Manifest, open_checkpoint
+from shardtensor.checkpoint.manifest import FILE, ArrayRecord, Manifest, open_checkpoint
 from shardtensor.checkpoint.pieces import tensor_from
 from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
@@ -136,11 +136,11 @@ class _Wanted:
 
     def read(self, folder: str, manifest: Manifest, caller: str) -> Any:
         """Reads it."""
-        return python_tree(mapped(self.node, lambda _, record: self._leaf(folder, manifest, record, caller)))
+        return python_tree(mapped(self.node, lambda name, record: self._leaf(folder, manifest, name, record, caller)))
 
-    def _leaf(self, folder: str, manifest: Manifest, record: Object, caller: str) -> Any:
+    def _leaf(self, folder: str, manifest: Manifest, name: str, record: Object, caller: str) -> Any:
         if "array" not in record:
-            return values.read(record, folder)
+            return values.read(record, f"{os.path.join(folder, FILE)}: {name}")
         array = manifest.arrays[record["array"]]
         try:
             return _read_array(folder, array, self.like)

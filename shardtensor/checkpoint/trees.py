@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.files.metadata import Object
+from shardtensor.files.metadata import Object, brief
 from shardtensor.tensor.pytree import keys_of
 
 L = TypeVar("L")
@@ -183,16 +183,16 @@ def _from_json(content: Any, name: str, is_leaf: Callable[[Object], bool], depth
         return content
     kinds = [kind for kind in ("dict", "list", "tuple", "class") if isinstance(content, dict) and kind in content]
     if len(kinds) != 1 or depth > DEEPEST or not {*content} <= {kinds[0], "type"}:
-        raise ArgumentError(f"{name} is broken: its tree has {str(content)[:80]!r}, nested {depth} levels deep")
+        raise ArgumentError(f"{name} is broken: its tree has {brief(content)}, nested {depth} levels deep")
     (kind,) = kinds
     rows, type_name = content[kind], content.get("type", "")
     pairs = isinstance(rows, list) and all(isinstance(r, list) and len(r) == 2 for r in rows)
     if not pairs or not isinstance(type_name, str) or not all(type(key) in (str, int) for key, _ in rows):
-        raise ArgumentError(f"{name} is broken: the entries of a {kind} in its tree are {str(rows)[:80]!r}")
+        raise ArgumentError(f"{name} is broken: the entries of a {kind} in its tree are {brief(rows)}")
     entries = {key: _from_json(child, name, is_leaf, depth + 1) for key, child in rows}
     is_sequence = kind in ("list", "tuple")
     if len(entries) != len(rows) or (is_sequence and [*entries] != [*range(len(rows))]):
-        raise ArgumentError(f"{name} is broken: the keys of a {kind} in its tree are {str([*entries])[:80]}")
+        raise ArgumentError(f"{name} is broken: the keys of a {kind} in its tree are {brief([*entries])}")
     return Node(kind, entries, type_name)
 
 

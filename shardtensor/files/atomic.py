@@ -252,7 +252,7 @@ def commit_folder(new: str, path: str, *, overwrite: bool = False, disk: Disk = 
         OSError: it cannot be done. The error has the name of a file. What was at ``path`` is there, or `find_folder`
             finds it; where only the deletion of the old folder fails, it is the new one, and a leftover remains.
     """
-    for folder, _, _ in os.walk(new, topdown=False, onerror=_raise):
+    for folder, _, _ in os.walk(new, topdown=False, onerror=raise_error):
         flush_folder(folder, disk)
     parent = os.path.dirname(path) or "."
     old = None
@@ -337,7 +337,7 @@ def _delete(path: str, disk: Disk) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):
             disk.remove_file(path)
         return
-    for folder, folders, files in os.walk(path, topdown=False, onerror=_raise):
+    for folder, folders, files in os.walk(path, topdown=False, onerror=raise_error):
         for name in files:
             with naming(os.path.join(folder, name)):
                 disk.remove_file(os.path.join(folder, name))
@@ -352,6 +352,6 @@ def _delete(path: str, disk: Disk) -> None:
         disk.remove_empty_folder(path)
 
 
-def _raise(error: OSError) -> None:
+def raise_error(error: OSError) -> None:
     """Raises the errors of `os.walk`, which otherwise passes over folders that it cannot read."""
     raise error
