@@ -186,6 +186,8 @@ def verify(path: Path) -> None:
                 keys = (stored.metadata.key(index) for index in stored.chunks())  # There may be any number of them.
                 if (lacking := next((key for key in keys if key not in array.files), None)) is not None:
                     problems.append(f"leaf {name}: the manifest does not have the file {lacking}")
+                else:
+                    stored._check_sizes(tuple([(0, n) for n in array.shape]))
             except (ArgumentError, ArgumentTypeError) as error:
                 problems.append(f"leaf {name}: {error}")
     for where, folders, names in os.walk(folder, onerror=raise_error):

@@ -96,15 +96,19 @@ Reader = Callable[[Box, HostArray | None], HostArray]
 """Reads a box, into an array if there is one, which has its shape."""
 
 
-def tensor_from(value: Aval, read: Reader, is_scalar: bool = False) -> ShardedTensor:
+def tensor_from(value: Aval, read: Reader, check: Callable[[Box], None], is_scalar: bool = False) -> ShardedTensor:
     """Returns a tensor, of which this process reads the elements that its devices hold, each once for each memory.
 
     Args:
         value: its aval.
         read: reads a box.
+        check: raises an error if a box cannot be read, before there is memory for it.
         is_scalar: whether it cannot be written.
     """
     there = on_devices(value)
+    grid = there.cells.grid
+    for box in {grid.box(k): None for k, device in enumerate(grid.devices) if not is_remote(device)}:
+        check(box)
     x = (_on_host if there.backend.on_host else _on_devices)(there, read)
     if there is not value:
         x = call("reshard", x, sharding=value.sharding)

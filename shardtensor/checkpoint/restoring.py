@@ -242,7 +242,7 @@ def _read_array(folder: str, array: ArrayRecord, like: Any) -> ShardedTensor | H
     target = _target(array, like)
     if target is None:
         return stored.read()
-    return tensor_from(target, lambda box, out: stored.read(box, out), array.scalar)
+    return tensor_from(target, lambda box, out: stored.read(box, out), stored._check_sizes, array.scalar)
 
 
 def open_array(folder: str, array: ArrayRecord) -> ZarrArray:

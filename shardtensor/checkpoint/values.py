@@ -50,6 +50,11 @@ def _float_of(text: str) -> float:
     return float(text)
 
 
+def _complex_of(parts: Any) -> complex:
+    real, imag = parts
+    return complex(_float_of(real), _float_of(imag))
+
+
 def _base64(x: bytes) -> str:
     return base64.b64encode(x).decode()
 
@@ -171,7 +176,7 @@ KINDS = {
     "int": Kind(int, hex, lambda x: int(_checked(str)(x), 16)),  # Python reads long decimal numbers slowly, or not.
     "float": Kind(float, _float_text, _float_of),
     "complex": Kind(
-        complex, lambda x: [_float_text(x.real), _float_text(x.imag)], lambda x: complex(*map(_float_of, x))
+        complex, lambda x: [_float_text(x.real), _float_text(x.imag)], _complex_of
     ),
     "text": Kind(str, str, _checked(str)),
     "bytes": Kind(bytes, _base64, _bytes_of),
@@ -227,7 +232,15 @@ def read(record: Object, name: str) -> Any:
     ((kind, content),) = record.items()
     try:
         return _read_scalar(content) if kind == "scalar" else KINDS[kind].read(content)
-    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError, ShardTensorError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        AttributeError,
+        RecursionError,
+        ShardTensorError,
+    ) as error:
         raise ArgumentError(f"{name}: its {kind} {brief(content)} is broken ({error})") from None
 
 
