@@ -22,9 +22,9 @@ from shardtensor.files.atomic import (
     DISK,
     Disk,
     commit_folder,
+    discard,
     make_folder,
     naming,
-    remove_folder,
     replace_file,
     write_file,
 )
@@ -198,7 +198,7 @@ class Save:
                 self._thread.join()
             if not self._job.index and os.path.lexists(self._folder):
                 try:
-                    remove_folder(self._folder, self._disk)
+                    discard(self._folder, self._disk)
                 except OSError as another:
                     error.add_note(f"{self._folder} could not be removed: {another}")
             raise

@@ -271,7 +271,7 @@ def commit_folder(new: str, path: str, *, overwrite: bool = False, disk: Disk = 
         raise
     flush_folder(parent, disk)
     if old is not None:
-        _delete(old, disk)
+        discard(old, disk)
 
 
 def find_folder(path: str) -> str | None:
@@ -315,7 +315,7 @@ def remove_leftovers(path: str, disk: Disk = DISK) -> None:
         OSError: one of them cannot be removed.
     """
     for name in leftovers(path):
-        _delete(name, disk)
+        discard(name, disk)
 
 
 def remove_folder(path: str, disk: Disk = DISK) -> None:
@@ -329,6 +329,21 @@ def remove_folder(path: str, disk: Disk = DISK) -> None:
         disk.rename(path, gone)
     flush_folder(os.path.dirname(path) or ".", disk)
     _delete(gone, disk)
+
+
+def discard(path: str, disk: Disk = DISK) -> None:
+    """Removes what `name_beside` has named. It is renamed first where that is possible: no reader takes a part of it, and
+    processes that still write to it fail.
+
+    Raises:
+        OSError: not all of it can be removed: a leftover remains.
+    """
+    gone = f"{path.rpartition('.')[0]}.gone"
+    with contextlib.suppress(OSError):  # It may be removed without.
+        if path != gone:
+            disk.rename(path, gone)
+            path = gone
+    _delete(path, disk)
 
 
 def _delete(path: str, disk: Disk) -> None:
