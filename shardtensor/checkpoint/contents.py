@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.manifest import FILE, Manifest, open_checkpoint
+from shardtensor.checkpoint.manifest import FILE, Manifest, open_checkpoint, while_unchanged
 from shardtensor.checkpoint.restoring import open_array
 from shardtensor.checkpoint.saved_layouts import Layout, placed
 from shardtensor.checkpoint.trees import Node, mapped, names_of, python_tree
@@ -116,7 +116,12 @@ def inspect(path: Path) -> Info:
     >>> info.leaves["w"].shape, info.leaves["w"].dtype, info.nbytes
     ((6,), dtype('float64'), 48)
     """
-    folder, manifest = open_checkpoint(checked_path(path, "checkpoint.inspect"), "checkpoint.inspect")
+    name = checked_path(path, "checkpoint.inspect")
+    return while_unchanged(name, "checkpoint.inspect", lambda: _inspected(name))
+
+
+def _inspected(path: str) -> Info:
+    folder, manifest = open_checkpoint(path, "checkpoint.inspect")
     leaves = {name: _leaf(name, record, manifest) for name, _, record in names_of(manifest.tree)}
     tree = python_tree(mapped(manifest.tree, lambda name, record: _like(name, record, manifest, folder)))
     stored = sum(nbytes for _, _, (nbytes, _) in manifest.all_files())
@@ -171,7 +176,12 @@ def verify(path: Path) -> None:
     >>> st.checkpoint.save(f"{folder}/first", {"w": st.arange(6.0), "step": 3})
     >>> st.checkpoint.verify(f"{folder}/first")
     """
-    folder, manifest = open_checkpoint(checked_path(path, "checkpoint.verify"), "checkpoint.verify")
+    name = checked_path(path, "checkpoint.verify")
+    while_unchanged(name, "checkpoint.verify", lambda: _verify(name))
+
+
+def _verify(path: str) -> None:
+    folder, manifest = open_checkpoint(path, "checkpoint.verify")
     problems = []
     expected = {FILE}
     for name, key, (nbytes, checksum) in manifest.all_files():

@@ -10,12 +10,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from shardtensor.checkpoint import values
 from shardtensor.checkpoint.saved_layouts import Layout, layout_from_json
+from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Node, names_of, tree_from_json, tree_to_json
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import find_folder
@@ -24,6 +25,8 @@ from shardtensor.files.metadata import LARGEST, Object, brief, parse_json, shape
 from shardtensor.files.paths import check_name, read_text
 from shardtensor.files.zarr_types import DType, dtype_of, name_of
 from shardtensor.sharding.layout import Shape
+
+T = TypeVar("T")
 
 FILE = "checkpoint.json"
 """The name of the manifest in the folder."""
@@ -34,6 +37,9 @@ VERSION = 1
 
 _MOST = 1 << 28
 """The bytes that a manifest has at most."""
+
+_TRIES = 50
+"""How often a checkpoint is read that is replaced meanwhile."""
 
 _HEAD = re.compile(rb'\{"crc32c": "([0-9a-f]{8})", ')
 
@@ -125,6 +131,47 @@ def is_checkpoint(folder: str) -> bool:
     except (ArgumentError, ArgumentTypeError, OSError):
         return False
     return True
+
+
+def state_of(path: str) -> object:
+    """Returns a value that is another one when the checkpoint at a path is replaced, moved or deleted."""
+    try:
+        folder = find_folder(path)
+        rows = [] if folder is None else [os.stat(folder), os.stat(os.path.join(folder, FILE))]
+    except OSError:
+        return None
+    return [(row.st_dev, row.st_ino, row.st_ctime_ns) for row in rows]
+
+
+def while_unchanged(path: str, caller: str, read: Callable[[], T], job: JobPart | None = None) -> T:
+    """Returns what a function reads of a checkpoint; it is called again if another one takes its place meanwhile.
+
+    Args:
+        path: the checkpoint.
+        caller: the function, for errors.
+        read: reads it.
+        job: the part of this process, if all processes call this together.
+
+    Raises:
+        Exception: that of ``read``.
+        ArgumentError: the checkpoint is replaced all the time.
+    """
+    for _ in range(_TRIES):
+        state, error = state_of(path), None
+        try:
+            result = read()
+        except Exception as raised:  # It is raised below, unless it comes of the replacement.
+            error = raised
+        if error is not None and job is not None and job.is_broken:
+            raise error
+        is_changed = state != state_of(path)
+        if job is not None:
+            is_changed = any(job.gather("state of the folder", "changed" if is_changed else ""))
+        if not is_changed:
+            if error is not None:
+                raise error
+            return result
+    raise ArgumentError(f"{caller}: {path} was replaced {_TRIES} times while it was read")
 
 
 def open_checkpoint(path: str, caller: str) -> tuple[str, Manifest]:

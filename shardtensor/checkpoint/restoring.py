@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import is_spanning
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.manifest import FILE, ArrayRecord, Manifest, open_checkpoint
+from shardtensor.checkpoint.manifest import FILE, ArrayRecord, Manifest, open_checkpoint, while_unchanged
 from shardtensor.checkpoint.pieces import tensor_from
 from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
@@ -97,11 +97,14 @@ def restored(
         except ShardTensorError as error:
             raise type(error)(f"{caller}: {path}: {error}") from None
 
-    folder, manifest, wanted = job.together("manifest", prepared)
-    if job.count > 1:
-        rows = [f"a checkpoint with the checksum {manifest.crc32c:08x}", *[one.text() for one in wanted]]
-        job.check_same(rows, "wanted the same path and arguments in all processes")
-    results = job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
+    def read() -> list[Any]:
+        folder, manifest, wanted = job.together("manifest", prepared)
+        if job.count > 1:
+            rows = [f"a checkpoint with the checksum {manifest.crc32c:08x}", *[one.text() for one in wanted]]
+            job.check_same(rows, "wanted the same path and arguments in all processes")
+        return job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
+
+    results = while_unchanged(path, caller, read, job)
     for result in results:
         _identify(result, caller, job)
     return results[0] if like is None else replaced(like, results)

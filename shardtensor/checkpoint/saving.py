@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -66,6 +67,7 @@ class Save:
         self._job, self._disk, self._after = job, disk, after
         self._written = threading.Event()
         self._is_stopped = threading.Event()
+        self._deadline = math.inf  # Until the others have said that they have written, they may take their time.
         # A daemon, for which the interpreter does not wait at its end: `finish` is called there, which can stop it.
         self._thread = threading.Thread(target=self._run, name="shardtensor-checkpoint", daemon=True)
 
@@ -74,9 +76,9 @@ class Save:
         self._thread.start()
 
     @property
-    def is_running(self) -> bool:
-        """Whether this process still writes."""
-        return self._thread.is_alive()
+    def is_alone(self) -> bool:
+        """Whether no other process writes a part of it."""
+        return self._job.count == 1
 
     # -- in the thread -----------------------------------------------------------------------------
 
@@ -135,22 +137,21 @@ class Save:
         self._after()
 
     def _list_of(self, process: int) -> str:
-        return os.path.join(self._folder, f".files.{process}")
+        return os.path.join(self._folder, f"__files.{process}")  # No array has such a name.
 
     def _files_of(self, process: int) -> dict[str, Files]:
         """Waits until another process has written its files, and returns them."""
         path = self._list_of(process)
-        deadline = time.monotonic() + self._job.timeout
         while True:
             if self._is_stopped.is_set() or self._job.is_broken:
                 raise _StoppedError
             with contextlib.suppress(FileNotFoundError):
                 content = read_text(self._folder, os.path.basename(path), _MOST)
                 break
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._deadline:
                 raise DistributedError(
-                    f"checkpoint: process {process} has not written its files of {self.path} within "
-                    f"{self._job.timeout:g} s"
+                    f"checkpoint: process 0 has not seen {path}, which process {process} has written, within "
+                    f"{self._job.timeout:g} s: the processes need a file system that all of them share"
                 )
             time.sleep(_POLL)
         with naming(path):
@@ -184,6 +185,7 @@ class Save:
         with self.removing():
             self._written.wait()
             self._job.agree("files written", self.error)
+            self._deadline = time.monotonic() + self._job.timeout
             self._thread.join()
             self._job.agree("folder renamed", self.error)
 

@@ -29,6 +29,9 @@ DEEPEST = 64
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_+=@,.()[]{}!#$^&~ ")
 """The characters of keys that names have as they are: those that every file system accepts."""
 
+_FILES = ("zarr.json", "checkpoint.json")
+"""The files that are beside the folders of arrays."""
+
 _LONGEST = 100
 """The characters of a part of a name from which on it has a digest instead of the rest."""
 
@@ -107,7 +110,7 @@ def shown(path: tuple[Key, ...]) -> str:
 def _part(key: Key) -> str:
     """Returns the part of a name for a key, in which ``%`` and two hexadecimal digits stand for a byte of others."""
     text = "".join([c if c in _PLAIN else _escaped(c) for c in str(key)])
-    if text.strip(".") == "" or text.startswith("__") or text == "zarr.json" or text[-1] in ". ":
+    if text.strip(".") == "" or text.startswith("__") or text.casefold() in _FILES or text[-1] in ". ":
         text = f"{text[:-1]}{_escaped(text[-1:])}" if text and not text.startswith("__") else f"%{text}"
     if len(text) > _LONGEST:
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
