@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import shardtensor as st
 from shardtensor.checkpoint import writing
 from shardtensor.errors import ArgumentError
-from shardtensor.files.atomic import DISK, Disk, is_leftover
+from shardtensor.files.atomic import is_leftover
 from tests.checkpoint.disks import OPERATIONS, Faulty, raises
 from tests.checkpoint.trees import bits, small
 from tests.draws import drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -442,10 +443,8 @@ def test_shapes_that_the_files_do_not_have(
         text = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
         assert name in text
         assert "memory" not in text
-    try:
+    with contextlib.suppress(ArgumentError):
         st.checkpoint.inspect(path)
-    except ArgumentError as error:
-        assert name in str(error)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8e6
