@@ -332,8 +332,8 @@ def remove_folder(path: str, disk: Disk = DISK) -> None:
 
 
 def discard(path: str, disk: Disk = DISK) -> None:
-    """Removes what `name_beside` has named. It is renamed first where that is possible: no reader takes a part of it, and
-    processes that still write to it fail.
+    """Removes what `name_beside` has named. It is renamed first where that is possible: no reader takes a part of it,
+    and processes that still write to it fail.
 
     Raises:
         OSError: not all of it can be removed: a leftover remains.

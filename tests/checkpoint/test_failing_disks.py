@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from shardtensor.errors import ArgumentError
 from shardtensor.files.atomic import is_leftover
 from tests.checkpoint.disks import OPERATIONS, Faulty, raises
 from tests.checkpoint.trees import bits, small
+from tests.communication.test_distributed import launch
 from tests.draws import drawn
 from tests.scripts import run_script
 
@@ -129,8 +131,8 @@ def test_short_writes_are_continued(trees: Any, tmp_path: Path) -> None:
     disk = Faulty(-1, raises(errno.EIO), most=3)
     assert not check_a_failure(disk, tmp_path, trees, False, True)
     assert sum(name == "write" for name, _ in disk.log) > 100
+    writing.start(tmp_path / "x", trees[0], "checkpoint.save", disk=Faulty(-1, raises(errno.EIO), most=0))
     with pytest.raises(OSError, match="no bytes could be written") as caught:
-        writing.start(tmp_path / "x", trees[0], "checkpoint.save", disk=Faulty(-1, raises(errno.EIO), most=0))
         writing.finish()
     assert caught.value.errno == errno.EIO
     assert not (tmp_path / "x").exists()
@@ -182,3 +184,49 @@ def test_the_error_of_a_save_in_the_background_is_printed_at_the_end_of_the_prog
     assert ended.stderr.count("No space left on device") == 1
     assert str(tmp_path) in ended.stderr
     assert os.listdir(tmp_path) == []
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+JOBS = str(Path(__file__).with_name("jobs.py"))
+FULL = pytest.mark.full
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "processes", "step"),
+    [
+        ("mpi", 2, 9),
+        pytest.param("gloo", 2, 1, marks=FULL),
+        pytest.param("mpi", 2, 1, marks=FULL),
+        pytest.param("mpi", 3, 3, marks=FULL),
+    ],
+)
+def test_errors_of_one_process_of_a_job(engine: str, processes: int, step: int, tmp_path: Path) -> None:
+    status, text = launch(engine, processes, JOBS, "disks", str(tmp_path), str(step), limit=300)
+    assert status == 0, text
+    assert text.count("done") == processes, text
+    assert sorted(os.listdir(tmp_path)) == ["first"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "process", "when"),
+    [
+        ("mpi", 1, "middle"),
+        *[
+            pytest.param(engine, k, when, marks=FULL)
+            for engine in ("gloo", "mpi")
+            for k in (0, 1)
+            for when in ("middle", "late")
+        ],
+    ],
+)
+def test_a_process_that_is_stopped_is_an_error_of_the_others(
+    engine: str, process: int, when: str, tmp_path: Path
+) -> None:
+    status, text = launch(engine, 2, JOBS, "stopped", str(tmp_path), str(process), when)
+    assert status == 3, text
+    assert re.search(rf"error: .*process(es)? {process}\b", text), text
+    st.checkpoint.save(tmp_path / "second", {"step": 5})
+    assert os.listdir(tmp_path) == ["second"]

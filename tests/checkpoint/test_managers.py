@@ -20,6 +20,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import DISK, is_leftover, name_beside
 from tests.checkpoint.disks import Faulty, raises
 from tests.checkpoint.trees import bits, small
+from tests.communication.test_distributed import launch
 from tests.draws import drawn
 from tests.scripts import ROOT
 
@@ -40,7 +41,18 @@ def test_incomplete_broken_and_foreign_folders_are_no_steps(folder: Path) -> Non
     (folder / "00000005" / "checkpoint.json").write_bytes(b"{}")
     (folder / "00000006").symlink_to("nothing")
     os.mkdir(name_beside(str(folder / "00000007"), "new"))
-    for name in ("7", "0000007", "000000007", "٠٠٠٠٠٠٠٧", "00000007x", "-0000007", "９" * 8, "9" * 200, "step_7", ".tmp"):
+    for name in (
+        "7",
+        "0000007",
+        "000000007",
+        "٠٠٠٠٠٠٠٧",
+        "00000007x",
+        "-0000007",
+        "９" * 8,
+        "9" * 200,
+        "step_7",
+        ".tmp",
+    ):
         os.symlink(folder / "00000002", folder / name)
     manager = Manager(folder, keep=1)
     assert manager.steps() == [1, 2]
@@ -77,7 +89,9 @@ def test_the_checkpoint_that_was_just_written_is_kept(tmp_path: Path) -> None:
 
 def test_steps_that_are_missing_or_exist(folder: Path) -> None:
     manager = Manager(folder)
-    with pytest.raises(ArgumentError, match=r"checkpoint.Manager.restore: there is no checkpoint at .*00000003: it is nothing"):
+    with pytest.raises(
+        ArgumentError, match=r"checkpoint.Manager.restore: there is no checkpoint at .*00000003: it is nothing"
+    ):
         manager.restore(3)
     with pytest.raises(FileExistsError, match="the checkpoint exists"):
         manager.save(2, small(9))
@@ -127,28 +141,34 @@ def test_a_moved_checkpoint_is_taken_and_put_back(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["00000001", "00000002", "00000003"]
 
 
+def save_and_fail(manager: Manager, steps: range, error: BaseException) -> None:
+    with manager:
+        for step in steps:
+            manager.save(step, small(step))
+        raise error
+
+
 def test_errors_inside_the_with_block(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Manager(tmp_path / "a") as manager:
-        manager.save(1, small(1))
-        1 / 0
+    manager = Manager(tmp_path / "a")
+    with pytest.raises(ZeroDivisionError):
+        save_and_fail(manager, range(1, 2), ZeroDivisionError())
     assert manager.steps() == [1]
     full = raises(errno.ENOSPC)
     disk = Faulty(0, lambda path: full(path) if "00000004" in path else None, lasts=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DISK, "create", disk.create, raising=False)
         patch.setattr(DISK, "write", disk.write, raising=False)
-        with pytest.raises(KeyboardInterrupt) as caught, Manager(tmp_path / "a") as manager:
-            for step in (2, 3, 4):
-                manager.save(step, small(step))
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt) as caught:
+            save_and_fail(manager, range(2, 5), KeyboardInterrupt())
     assert any("checkpoint in the background has failed, too: " in note for note in caught.value.__notes__)
     assert manager.steps() == [1, 2, 3]
     assert not any(map(is_leftover, os.listdir(tmp_path / "a")))
     st.checkpoint.wait()  # The error is raised once.
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ZeroDivisionError), Manager(tmp_path / "a", on_sigterm=True):
-        assert signal.getsignal(signal.SIGTERM) != before
-        1 / 0
+    manager = Manager(tmp_path / "a", on_sigterm=True)
+    assert signal.getsignal(signal.SIGTERM) != before
+    with pytest.raises(ZeroDivisionError):
+        save_and_fail(manager, range(0), ZeroDivisionError())
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -178,6 +198,17 @@ def test_a_program_that_is_told_to_end_saves_its_step_and_ends_by_the_signal(whe
         assert Manager(tmp_path / "a").restore(3)["w"].tolist() == [3, 3, 3]
     else:
         assert Manager(tmp_path / "a").steps() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["mpi", pytest.param("gloo", marks=pytest.mark.full)])
+def test_all_processes_save_the_step_if_one_is_told_to_end(engine: str, tmp_path: Path) -> None:
+    status, text = launch(engine, 2, str(Path(__file__).with_name("jobs.py")), "sigterm", str(tmp_path))
+    assert status == 128 + signal.SIGTERM, text
+    assert "not ended" not in text
+    manager = Manager(tmp_path / "run")
+    assert manager.steps() == [4]
+    assert manager.restore()["x"].tolist() == [4.0 + k for k in range(8)]
 
 
 # -- readers and a writer --------------------------------------------------------------------------
