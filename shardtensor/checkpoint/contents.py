@@ -12,12 +12,13 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.manifest import FILE, Manifest, open_checkpoint
+from shardtensor.checkpoint.manifest import FILE, Manifest, open_checkpoint, while_unchanged
 from shardtensor.checkpoint.restoring import open_array
 from shardtensor.checkpoint.saved_layouts import Layout, placed
 from shardtensor.checkpoint.trees import Node, mapped, names_of, python_tree
 from shardtensor.checkpoint.writing import Path, checked_path
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.files.atomic import raise_error
 from shardtensor.files.checksums import crc32c
 from shardtensor.files.metadata import Object
 from shardtensor.files.paths import opened, read_into
@@ -115,9 +116,14 @@ def inspect(path: Path) -> Info:
     >>> info.leaves["w"].shape, info.leaves["w"].dtype, info.nbytes
     ((6,), dtype('float64'), 48)
     """
-    folder, manifest = open_checkpoint(checked_path(path, "checkpoint.inspect"), "checkpoint.inspect")
+    name = checked_path(path, "checkpoint.inspect")
+    return while_unchanged(name, "checkpoint.inspect", lambda: _inspected(name))
+
+
+def _inspected(path: str) -> Info:
+    folder, manifest = open_checkpoint(path, "checkpoint.inspect")
     leaves = {name: _leaf(name, record, manifest) for name, _, record in names_of(manifest.tree)}
-    tree = python_tree(mapped(manifest.tree, lambda _, record: _like(record, manifest, folder)))
+    tree = python_tree(mapped(manifest.tree, lambda name, record: _like(name, record, manifest, folder)))
     stored = sum(nbytes for _, _, (nbytes, _) in manifest.all_files())
     classes = dict(_classes(manifest.tree, ""))
     return Info(folder, leaves, classes, sum(leaf.nbytes for leaf in leaves.values()), stored, tree)
@@ -132,9 +138,9 @@ def _leaf(name: str, record: Object, manifest: Manifest) -> Leaf:
     return Leaf(name, kind, array.shape, array.dtype, nbytes, array.layout, len(array.files))
 
 
-def _like(record: Object, manifest: Manifest, folder: str) -> Any:
+def _like(name: str, record: Object, manifest: Manifest, folder: str) -> Any:
     if "array" not in record:
-        return values.read(record, folder)
+        return values.read(record, f"{os.path.join(folder, FILE)}: {name}")
     array = manifest.arrays[record["array"]]
     if array.layout is None:
         return _without_elements(array.shape, array.dtype)
@@ -170,7 +176,12 @@ def verify(path: Path) -> None:
     >>> st.checkpoint.save(f"{folder}/first", {"w": st.arange(6.0), "step": 3})
     >>> st.checkpoint.verify(f"{folder}/first")
     """
-    folder, manifest = open_checkpoint(checked_path(path, "checkpoint.verify"), "checkpoint.verify")
+    name = checked_path(path, "checkpoint.verify")
+    while_unchanged(name, "checkpoint.verify", lambda: _verify(name))
+
+
+def _verify(path: str) -> None:
+    folder, manifest = open_checkpoint(path, "checkpoint.verify")
     problems = []
     expected = {FILE}
     for name, key, (nbytes, checksum) in manifest.all_files():
@@ -182,12 +193,15 @@ def verify(path: Path) -> None:
         for name, array in manifest.arrays.items():
             try:
                 stored = open_array(folder, array)
-                lacking = {stored.metadata.key(index) for index in stored.chunks()} - array.files.keys()
-                problems += [f"leaf {name}: the manifest does not have the file {key}" for key in sorted(lacking)]
+                keys = (stored.metadata.key(index) for index in stored.chunks())  # There may be any number of them.
+                if (lacking := next((key for key in keys if key not in array.files), None)) is not None:
+                    problems.append(f"leaf {name}: the manifest does not have the file {lacking}")
+                else:
+                    stored.check_sizes(tuple([(0, n) for n in array.shape]))
             except (ArgumentError, ArgumentTypeError) as error:
                 problems.append(f"leaf {name}: {error}")
-    for where, _, names in os.walk(folder):
-        for one in names:
+    for where, folders, names in os.walk(folder, onerror=raise_error):
+        for one in [*names, *[one for one in folders if os.path.islink(os.path.join(where, one))]]:
             key = os.path.relpath(os.path.join(where, one), folder)
             if key not in expected:
                 problems.append(f"{os.path.join(folder, key)} is not a file of the checkpoint")

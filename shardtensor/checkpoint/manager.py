@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Collection, Mapping
 from types import TracebackType
@@ -13,13 +12,12 @@ from shardtensor.checkpoint import writing
 from shardtensor.checkpoint.manifest import is_checkpoint
 from shardtensor.checkpoint.restoring import restored
 from shardtensor.checkpoint.together import JobPart
-from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.files.atomic import DISK, find_folder, flush_folder, leftovers_in, recover, remove_folder
 from shardtensor.host.limits import in_main_thread
 from shardtensor.sharding.layout import Where
 
 _DIGITS = 8
-_NAME = re.compile(r"\d{8,}")
 _LAST = 10**15
 """The largest number of a step."""
 
@@ -66,7 +64,6 @@ class Manager:
             None if keep_every is None else int(writing.checked_number(keep_every, "keep_every", name, 1))
         )
         self._memory, self._timeout = memory, timeout
-        self._is_clean = False
         self._is_ending = False
         self._handler: Any = None
         self._on_sigterm = on_sigterm
@@ -112,7 +109,7 @@ class Manager:
             return False
         writing.start(
             self._path(number), tree, "checkpoint.Manager.save", timeout=self._timeout, memory=self._memory,
-            before=self._clean, after=self._delete_others,
+            before=self._clean, after=lambda: self._delete_others(number),
         )  # fmt: skip
         if ends:
             self.wait()
@@ -124,23 +121,23 @@ class Manager:
         writing.finish()
 
     def _path(self, step: int) -> str:
-        return os.path.join(self.directory, f"{step:0{_DIGITS}d}")
+        return os.path.join(self.directory, _name(step))
 
     def _clean(self) -> None:
-        """Removes what killed programs have left in the folder, before the first save."""
-        if not self._is_clean:
-            for path in leftovers_in(self.directory):
-                if _NAME.fullmatch(os.path.basename(path)):
-                    recover(path)
-        self._is_clean = True
+        """Removes what killed programs, and saves and deletions that failed, have left in the folder."""
+        for path in leftovers_in(self.directory):
+            if _step_of(os.path.basename(path)) is not None:
+                recover(path)
 
-    def _delete_others(self) -> None:
-        """Deletes the checkpoints that are not kept."""
+    def _delete_others(self, new: int) -> None:
+        """Deletes the checkpoints that are not kept. The new one is, even if there are later ones: the program may have
+        gone back to an earlier step.
+        """
         if self._keep is None:
             return
         steps = _steps(self.directory)
         for step in steps[: -self._keep]:
-            if self._keep_every is None or step % self._keep_every:
+            if step != new and (self._keep_every is None or step % self._keep_every):
                 remove_folder(self._path(step), DISK)
 
     # -- SIGTERM -----------------------------------------------------------------------------------
@@ -210,7 +207,13 @@ class Manager:
                 f"{caller}: there is no checkpoint in {self.directory}; latest() is None then, and the program starts "
                 "from the beginning"
             )
-        return restored(self._path(number), like, only, rename or {}, device, caller)
+        try:
+            return restored(self._path(number), like, only, rename or {}, device, caller)
+        except (ShardTensorError, OSError):
+            # A program that writes has deleted it, because there is a later one.
+            if step is not None or number in self.steps():
+                raise
+        return self.restore(None, like, only=only, rename=rename, device=device)
 
 
 def _checked_step(step: Any, caller: str) -> int:
@@ -223,12 +226,22 @@ def _checked_step(step: Any, caller: str) -> int:
     return number
 
 
+def _name(step: int) -> str:
+    return f"{step:0{_DIGITS}d}"
+
+
+def _step_of(name: str) -> int | None:
+    """Returns the step whose checkpoint has a name; None for other names."""
+    step = int(name) if name.isascii() and name.isdigit() and len(name) <= len(str(_LAST)) else None
+    return step if step is not None and _name(step) == name else None
+
+
 def _steps(directory: str) -> list[int]:
     """Returns the steps of the complete checkpoints in a folder, in order."""
-    names = {*os.listdir(directory), *map(os.path.basename, leftovers_in(directory))}
-    steps = []
-    for name in names:
-        folder = find_folder(os.path.join(directory, name)) if _NAME.fullmatch(name) else None
-        if folder is not None and is_checkpoint(folder):
-            steps.append(int(name))
+    steps = set()
+    for name in {*os.listdir(directory), *map(os.path.basename, leftovers_in(directory))}:
+        step = _step_of(name)
+        folder = find_folder(os.path.join(directory, name)) if step is not None else None
+        if step is not None and folder is not None and is_checkpoint(folder):
+            steps.add(step)
     return sorted(steps)

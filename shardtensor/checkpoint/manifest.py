@@ -7,22 +7,26 @@ a folder without a valid one is no checkpoint.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from shardtensor.checkpoint import values
 from shardtensor.checkpoint.saved_layouts import Layout, layout_from_json
+from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Node, names_of, tree_from_json, tree_to_json
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import find_folder
 from shardtensor.files.checksums import crc32c
-from shardtensor.files.metadata import Object, parse_json, shape_of
+from shardtensor.files.metadata import LARGEST, Object, brief, parse_json, shape_of
 from shardtensor.files.paths import check_name, read_text
 from shardtensor.files.zarr_types import DType, dtype_of, name_of
 from shardtensor.sharding.layout import Shape
+
+T = TypeVar("T")
 
 FILE = "checkpoint.json"
 """The name of the manifest in the folder."""
@@ -33,6 +37,9 @@ VERSION = 1
 
 _MOST = 1 << 28
 """The bytes that a manifest has at most."""
+
+_TRIES = 50
+"""How often a checkpoint is read that is replaced meanwhile."""
 
 _HEAD = re.compile(rb'\{"crc32c": "([0-9a-f]{8})", ')
 
@@ -126,6 +133,47 @@ def is_checkpoint(folder: str) -> bool:
     return True
 
 
+def state_of(path: str) -> object:
+    """Returns a value that is another one when the checkpoint at a path is replaced, moved or deleted."""
+    try:
+        folder = find_folder(path)
+        rows = [] if folder is None else [os.stat(folder), os.stat(os.path.join(folder, FILE))]
+    except OSError:
+        return None
+    return [(row.st_dev, row.st_ino, row.st_ctime_ns) for row in rows]
+
+
+def while_unchanged(path: str, caller: str, read: Callable[[], T], job: JobPart | None = None) -> T:
+    """Returns what a function reads of a checkpoint; it is called again if another one takes its place meanwhile.
+
+    Args:
+        path: the checkpoint.
+        caller: the function, for errors.
+        read: reads it.
+        job: the part of this process, if all processes call this together.
+
+    Raises:
+        Exception: that of ``read``.
+        ArgumentError: the checkpoint is replaced all the time.
+    """
+    for _ in range(_TRIES):
+        state, error = state_of(path), None
+        try:
+            result = read()
+        except Exception as raised:  # It is raised below, unless it comes of the replacement.
+            error = raised
+        if error is not None and job is not None and job.is_broken:
+            raise error
+        is_changed = state != state_of(path)
+        if job is not None:
+            is_changed = any(job.gather("state of the folder", "changed" if is_changed else ""))
+        if not is_changed:
+            if error is not None:
+                raise error
+            return result
+    raise ArgumentError(f"{caller}: {path} was replaced {_TRIES} times while it was read")
+
+
 def open_checkpoint(path: str, caller: str) -> tuple[str, Manifest]:
     """Returns the folder in which a checkpoint is, and its manifest.
 
@@ -163,7 +211,13 @@ def read_manifest(folder: str) -> Manifest:
             f"{name} is damaged: it has the checksum {checksum:08x}, and {head[1].decode()} is stored; restore an "
             "older checkpoint, or a copy of the file"
         )
-    content = parse_json(text, name)
+    try:
+        return _manifest_from_json(parse_json(text, name), checksum, name)
+    except RecursionError:
+        raise ArgumentError(f"{name} is broken: it is nested too deeply") from None
+
+
+def _manifest_from_json(content: Any, checksum: int, name: str) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ArgumentError(f"{name} is not the manifest of a checkpoint")
     if content.get("version") != VERSION:
@@ -191,12 +245,14 @@ def _array_from_json(key: str, row: Any, name: str) -> ArrayRecord:
     for part in key.split("/"):
         check_name(part, name)
     if not isinstance(row, dict):
-        raise ArgumentError(f"{label} is broken: it is {str(row)[:60]!r}")
+        raise ArgumentError(f"{label} is broken: it is {brief(row)}")
     shape = shape_of(row.get("shape"), "shape", 0, label)
     attributes = row.get("attributes", {})
     if not isinstance(attributes, dict):
-        raise ArgumentError(f"{label} is broken: its attributes are {str(attributes)[:60]!r}")
+        raise ArgumentError(f"{label} is broken: its attributes are {brief(attributes)}")
     dtype = dtype_of(row.get("data_type"), attributes, label)
+    if math.prod(max(n, 1) for n in shape) * dtype.itemsize > LARGEST:
+        raise ArgumentError(f"{label} is broken: {dtype} of shape {shape} is too large")
     layout = row.get("layout")
     return ArrayRecord(
         key, shape, dtype, None if layout is None else layout_from_json(layout, len(shape), label),
@@ -206,11 +262,11 @@ def _array_from_json(key: str, row: Any, name: str) -> ArrayRecord:
 
 def _files_from_json(rows: Any, name: str) -> Files:
     if not isinstance(rows, dict):
-        raise ArgumentError(f"{name} is broken: its files are {str(rows)[:60]!r}")
+        raise ArgumentError(f"{name} is broken: its files are {brief(rows)}")
     files = {}
     for key, row in rows.items():
         valid = isinstance(row, list) and len(row) == 2 and type(row[0]) is int and row[0] >= 0
         if not valid or not isinstance(row[1], str) or not re.fullmatch("[0-9a-f]{8}", row[1]):
-            raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {str(row)[:60]!r}")
+            raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {brief(row)}")
         files[key] = row[0], int(row[1], 16)
     return files

@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import is_spanning
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.manifest import ArrayRecord, Manifest, open_checkpoint
+from shardtensor.checkpoint.manifest import FILE, ArrayRecord, Manifest, open_checkpoint, while_unchanged
 from shardtensor.checkpoint.pieces import divided
 from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
@@ -99,11 +99,14 @@ def restored(
         except ShardTensorError as error:
             raise type(error)(f"{caller}: {path}: {error}") from None
 
-    folder, manifest, wanted = job.together("manifest", prepared)
-    if job.count > 1:
-        rows = [f"a checkpoint with the checksum {manifest.crc32c:08x}", *[one.text() for one in wanted]]
-        job.check_same(rows, "wanted the same path and arguments in all processes")
-    trees = job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
+    def read() -> list[Any]:
+        folder, manifest, wanted = job.together("manifest", prepared)
+        if job.count > 1:
+            rows = [f"a checkpoint with the checksum {manifest.crc32c:08x}", *[one.text() for one in wanted]]
+            job.check_same(rows, "wanted the same path and arguments in all processes")
+        return job.together("elements", lambda: [one.read(folder, manifest, caller) for one in wanted])
+
+    trees = while_unchanged(path, caller, read, job)
     # Only now: after an error of one process in reading, the others must not wait for it in an exchange.
     results = [python_tree(mapped(tree, lambda _, leaf: _in_layout(leaf, caller))) for tree in trees]
     return results[0] if like is None else replaced(like, results)
@@ -138,11 +141,11 @@ class _Wanted:
 
     def read(self, folder: str, manifest: Manifest, caller: str) -> Node[Any] | Any:
         """Reads it: of a tensor, what it returns is for `_in_layout`."""
-        return mapped(self.node, lambda _, record: self._leaf(folder, manifest, record, caller))
+        return mapped(self.node, lambda name, record: self._leaf(folder, manifest, name, record, caller))
 
-    def _leaf(self, folder: str, manifest: Manifest, record: Object, caller: str) -> Any:
+    def _leaf(self, folder: str, manifest: Manifest, name: str, record: Object, caller: str) -> Any:
         if "array" not in record:
-            return values.read(record, folder)
+            return values.read(record, f"{os.path.join(folder, FILE)}: {name}")
         array = manifest.arrays[record["array"]]
         try:
             return _read_array(folder, array, self.like, caller)
@@ -251,7 +254,7 @@ def _read_array(folder: str, array: ArrayRecord, like: Any, caller: str) -> _Rea
     target = _target(array, like)
     if target is None:
         return stored.read()
-    x = read_tensor(on_devices(divided(target)), stored.read, caller)
+    x = read_tensor(on_devices(divided(target)), stored.read, caller, stored.check_sizes)
     return _Read(x if array.scalar else mark_array(x), target)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from shardtensor.backend.device import MEMORY_KINDS, Device
 from shardtensor.backend.registry import devices, is_remote, load, local_devices, processes_of
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
-from shardtensor.files.metadata import Object
+from shardtensor.files.metadata import DIMENSIONS, Object, brief
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.spec import Chain, P
@@ -95,7 +95,7 @@ def layout_from_json(content: Object, ndim: int, name: str) -> Layout:
         P(*chains)
         if (
             len(sizes) != len(axes) or len({*numbers}) != len(numbers) or not numbers
-            or math.prod(sizes.values()) != len(numbers) or len(chains) > ndim
+            or math.prod(sizes.values()) != len(numbers) or len(chains) > ndim or len(axes) > DIMENSIONS
             or any(axis not in sizes for chain in chains for axis in chain)
             or content["memory_kind"] not in MEMORY_KINDS
         ):  # fmt: skip
@@ -105,7 +105,7 @@ def layout_from_json(content: Object, ndim: int, name: str) -> Layout:
             bool(content["committed"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ShardTensorError) as error:
-        raise ArgumentError(f"{name}: its layout {str(content)[:200]} is broken ({error})") from None
+        raise ArgumentError(f"{name}: its layout {brief(content)} is broken ({error})") from None
 
 
 def _size(n: object) -> int:

@@ -23,9 +23,9 @@ from shardtensor.files.atomic import (
     DISK,
     Disk,
     commit_folder,
+    discard,
     make_folder,
     naming,
-    remove_folder,
     replace_file,
     write_file,
 )
@@ -93,6 +93,11 @@ class Save:
     def is_abandoned(self) -> bool:
         """Whether the processes cannot complete the checkpoint, for a reason that is raised elsewhere."""
         return self.error is None and not self._is_complete and self._job.is_broken
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process writes a part of it."""
+        return self._job.count == 1
 
     # -- in the thread -----------------------------------------------------------------------------
 
@@ -171,7 +176,7 @@ class Save:
         self._after()
 
     def _list_of(self, process: int) -> str:
-        return os.path.join(self._folder, f".files.{process}")
+        return os.path.join(self._folder, f"__files.{process}")  # No array has such a name.
 
     def _files_of(self, process: int) -> dict[str, Files]:
         """Returns the files that another process has written."""
@@ -237,7 +242,7 @@ class Save:
                 self._thread.join()
             if not self._job.index and os.path.lexists(self._folder):
                 try:
-                    remove_folder(self._folder, self._disk)
+                    discard(self._folder, self._disk)
                 except OSError as another:
                     error.add_note(f"{self._folder} could not be removed: {another}")
             raise

@@ -22,13 +22,14 @@ class JobPart:
         timeout: seconds that each process waits for the others; None for those of the job.
 
     Attributes:
+        caller: the function.
         index: the number of this process.
         count: the number of processes.
         timeout: the seconds.
     """
 
     def __init__(self, caller: str, timeout: float | None = None) -> None:
-        self._caller = caller
+        self.caller = caller
         self._job = JOB.agreement
         self.index = self._job.engine.process_index if self._job else 0
         self.count = self._job.engine.process_count if self._job else 1
@@ -48,7 +49,7 @@ class JobPart:
         if self._job is None or self.count == 1:
             return [text]
         with self._waiting():
-            return self._job.gather_texts(f"{self._caller}: {what}", text)
+            return self._job.gather_texts(f"{self.caller}: {what}", text)
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -70,7 +71,7 @@ class JobPart:
             raise error
         for k, text in enumerate(texts):
             if text:
-                raise DistributedError(f"{self._caller}: process {k} failed: {text}")
+                raise DistributedError(f"{self.caller}: process {k} failed: {text}")
 
     def together(self, what: str, function: Callable[[], T]) -> T:
         """Returns what a function returns in this process; an error of any process is raised in all of them."""
@@ -100,5 +101,5 @@ class JobPart:
         pairs = itertools.zip_longest(everywhere[0].split("\n"), everywhere[other].split("\n"), fillvalue="nothing")
         first, second = next(pair for pair in pairs if pair[0] != pair[1])
         raise DistributedError(
-            f"{self._caller}: process 0 has {first[:200]}, and process {other} has {second[:200]}; {advice}"
+            f"{self.caller}: process 0 has {first[:200]}, and process {other} has {second[:200]}; {advice}"
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.files.metadata import Object
+from shardtensor.files.metadata import Object, brief
 from shardtensor.tensor.pytree import keys_of
 
 L = TypeVar("L")
@@ -28,6 +28,9 @@ DEEPEST = 64
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_+=@,.()[]{}!#$^&~ ")
 """The characters of keys that names have as they are: those that every file system accepts."""
+
+_FILES = ("zarr.json", "checkpoint.json")
+"""The files that are beside the folders of arrays."""
 
 _LONGEST = 100
 """The characters of a part of a name from which on it has a digest instead of the rest."""
@@ -107,7 +110,7 @@ def shown(path: tuple[Key, ...]) -> str:
 def _part(key: Key) -> str:
     """Returns the part of a name for a key, in which ``%`` and two hexadecimal digits stand for a byte of others."""
     text = "".join([c if c in _PLAIN else _escaped(c) for c in str(key)])
-    if text.strip(".") == "" or text.startswith("__") or text == "zarr.json" or text[-1] in ". ":
+    if text.strip(".") == "" or text.startswith("__") or text.casefold() in _FILES or text[-1] in ". ":
         text = f"{text[:-1]}{_escaped(text[-1:])}" if text and not text.startswith("__") else f"%{text}"
     if len(text) > _LONGEST:
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -183,16 +186,16 @@ def _from_json(content: Any, name: str, is_leaf: Callable[[Object], bool], depth
         return content
     kinds = [kind for kind in ("dict", "list", "tuple", "class") if isinstance(content, dict) and kind in content]
     if len(kinds) != 1 or depth > DEEPEST or not {*content} <= {kinds[0], "type"}:
-        raise ArgumentError(f"{name} is broken: its tree has {str(content)[:80]!r}, nested {depth} levels deep")
+        raise ArgumentError(f"{name} is broken: its tree has {brief(content)}, nested {depth} levels deep")
     (kind,) = kinds
     rows, type_name = content[kind], content.get("type", "")
     pairs = isinstance(rows, list) and all(isinstance(r, list) and len(r) == 2 for r in rows)
     if not pairs or not isinstance(type_name, str) or not all(type(key) in (str, int) for key, _ in rows):
-        raise ArgumentError(f"{name} is broken: the entries of a {kind} in its tree are {str(rows)[:80]!r}")
+        raise ArgumentError(f"{name} is broken: the entries of a {kind} in its tree are {brief(rows)}")
     entries = {key: _from_json(child, name, is_leaf, depth + 1) for key, child in rows}
     is_sequence = kind in ("list", "tuple")
     if len(entries) != len(rows) or (is_sequence and [*entries] != [*range(len(rows))]):
-        raise ArgumentError(f"{name} is broken: the keys of a {kind} in its tree are {str([*entries])[:80]}")
+        raise ArgumentError(f"{name} is broken: the keys of a {kind} in its tree are {brief([*entries])}")
     return Node(kind, entries, type_name)
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.files.metadata import Object
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
+from shardtensor.files.metadata import Object, brief
 from shardtensor.files.zarr_types import dtype_of, name_of
 from shardtensor.functions.random.random_keys import Key
 from shardtensor.tensor.pytree import hint_to_register
@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     Attributes:
         type: the type of the values; those of subclasses are not stored, because they would come back as another type.
         write: returns what JSON stores of a value.
-        read: returns the value; it raises ValueError, TypeError, KeyError or OverflowError if there is none.
+        read: returns the value; it raises one of the errors that the function `read` below catches if there is none.
     """
 
     type: type
@@ -48,6 +48,11 @@ def _float_of(text: str) -> float:
             raise ValueError(text)
         return x
     return float(text)
+
+
+def _complex_of(parts: Any) -> complex:
+    real, imag = parts
+    return complex(_float_of(real), _float_of(imag))
 
 
 def _base64(x: bytes) -> str:
@@ -75,7 +80,9 @@ def _words(x: Any) -> Any:
         return {name: _words(value) for name, value in x.items()}
     if isinstance(x, np.ndarray):
         return {"dtype": x.dtype.name, "words": x.tolist()}
-    return x if isinstance(x, (str, float)) else int(x)
+    if isinstance(x, float):  # Of RandomState: the second of two numbers that are drawn at once.
+        return _float_text(x)
+    return x if isinstance(x, str) else int(x)
 
 
 def _state_of(x: Any) -> Any:
@@ -84,6 +91,23 @@ def _state_of(x: Any) -> Any:
             raise ValueError(x["dtype"])
         return np.array(x["words"], x["dtype"])
     return {name: _state_of(value) for name, value in x.items()} if isinstance(x, dict) else x
+
+
+_LAST_POSITIONS = {"MT19937": 624, "Philox": 4}
+"""The positions in the words of states, which NumPy does not check: from others it would read other memory."""
+
+
+def _check_state(generator: Any, record: Any) -> None:
+    """Checks that a bit generator or RandomState has the state that was stored.
+
+    Raises:
+        ValueError: it has not, or draws would read memory that is not its own.
+    """
+    state = generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.state
+    words = _words(state)
+    position = words["buffer_pos"] if "buffer_pos" in words else words["state"].get("pos", 0)
+    if words != record or not 0 <= position <= _LAST_POSITIONS.get(words["bit_generator"], 0):
+        raise ValueError("it is no state of the generator")
 
 
 def _written_generator(x: np.random.Generator) -> Any:
@@ -110,12 +134,14 @@ def _read_generator(record: Any) -> np.random.Generator:
         raise ValueError(seeds["pool_size"])
     bits = getattr(np.random, name)(np.random.SeedSequence(**seeds))
     bits.state = _state_of(record["state"])
+    _check_state(bits, record["state"])
     return np.random.Generator(bits)
 
 
 def _read_random_state(record: Any) -> np.random.RandomState:
     state = np.random.RandomState(0)
-    state.set_state(_state_of(record))
+    state.set_state({**_state_of(record), "gauss": _float_of(record["gauss"])})
+    _check_state(state, record)
     return state
 
 
@@ -150,7 +176,7 @@ KINDS = {
     "int": Kind(int, hex, lambda x: int(_checked(str)(x), 16)),  # Python reads long decimal numbers slowly, or not.
     "float": Kind(float, _float_text, _float_of),
     "complex": Kind(
-        complex, lambda x: [_float_text(x.real), _float_text(x.imag)], lambda x: complex(*map(_float_of, x))
+        complex, lambda x: [_float_text(x.real), _float_text(x.imag)], _complex_of
     ),
     "text": Kind(str, str, _checked(str)),
     "bytes": Kind(bytes, _base64, _bytes_of),
@@ -206,8 +232,16 @@ def read(record: Object, name: str) -> Any:
     ((kind, content),) = record.items()
     try:
         return _read_scalar(content) if kind == "scalar" else KINDS[kind].read(content)
-    except (ValueError, TypeError, KeyError, OverflowError, AttributeError, ArgumentError, ArgumentTypeError) as error:
-        raise ArgumentError(f"{name}: its {kind} {str(content)[:60]!r} is broken ({error})") from None
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        AttributeError,
+        RecursionError,
+        ShardTensorError,
+    ) as error:
+        raise ArgumentError(f"{name}: its {kind} {brief(content)} is broken ({error})") from None
 
 
 def is_value(record: Object) -> bool:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from shardtensor.checkpoint.manifest import FILE
 from shardtensor.checkpoint.pieces import BLOCK
 from shardtensor.checkpoint.plans import exchange_borders, plan_save
 from shardtensor.checkpoint.saving import Save
@@ -95,8 +96,10 @@ def finish() -> None:
 
 
 def check() -> None:
-    """Raises the error of a save in the background that has failed in this process; otherwise does not wait."""
-    if _Background.save is not None and _Background.save.error is not None:
+    """Raises the error of a save in the background that has failed; otherwise does not wait. In a job it does nothing:
+    the other processes do not know of the error before all of them wait.
+    """
+    if _Background.save is not None and _Background.save.error is not None and _Background.save.is_alone:
         finish()
 
 
@@ -160,6 +163,8 @@ def _folder(job: JobPart, path: str, overwrite: bool, disk: Disk, before: Callab
             raise FileExistsError(errno.EEXIST, "the checkpoint exists, and overwrite=True was not passed", path)
         if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
             raise NotADirectoryError(errno.ENOTDIR, "it is no folder, and is not replaced", path)
+        if os.path.lexists(path) and not os.path.lexists(os.path.join(path, FILE)) and os.listdir(path):
+            raise ArgumentError(f"{job.caller}: {path} has files and is no checkpoint: it is not replaced")
         return new_folder(path, disk)
 
     folder = job.together("new folder", made)

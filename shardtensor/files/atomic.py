@@ -267,7 +267,7 @@ def commit_folder(new: str, path: str, *, overwrite: bool = False, disk: Disk = 
         OSError: it cannot be done. The error has the name of a file. What was at ``path`` is there, or `find_folder`
             finds it; where only the deletion of the old folder fails, it is the new one, and a leftover remains.
     """
-    for folder, _, _ in os.walk(new, topdown=False, onerror=_raise):
+    for folder, _, _ in os.walk(new, topdown=False, onerror=raise_error):
         flush_folder(folder, disk)
     parent = os.path.dirname(path) or "."
     old = None
@@ -286,7 +286,7 @@ def commit_folder(new: str, path: str, *, overwrite: bool = False, disk: Disk = 
         raise
     flush_folder(parent, disk)
     if old is not None:
-        _delete(old, disk)
+        discard(old, disk)
 
 
 def find_folder(path: str) -> str | None:
@@ -330,7 +330,7 @@ def remove_leftovers(path: str, disk: Disk = DISK) -> None:
         OSError: one of them cannot be removed.
     """
     for name in leftovers(path):
-        _delete(name, disk)
+        discard(name, disk)
 
 
 def remove_folder(path: str, disk: Disk = DISK) -> None:
@@ -346,13 +346,28 @@ def remove_folder(path: str, disk: Disk = DISK) -> None:
     _delete(gone, disk)
 
 
+def discard(path: str, disk: Disk = DISK) -> None:
+    """Removes what `name_beside` has named. It is renamed first where that is possible: no reader takes a part of it,
+    and processes that still write to it fail.
+
+    Raises:
+        OSError: not all of it can be removed: a leftover remains.
+    """
+    gone = f"{path.rpartition('.')[0]}.gone"
+    with contextlib.suppress(OSError):  # It may be removed without.
+        if path != gone:
+            disk.rename(path, gone)
+            path = gone
+    _delete(path, disk)
+
+
 def _delete(path: str, disk: Disk) -> None:
     """Removes a folder with a name that no reader takes, or a file. Links are removed and not followed."""
     if os.path.islink(path) or not os.path.isdir(path):
         with naming(path), contextlib.suppress(FileNotFoundError):
             disk.remove_file(path)
         return
-    for folder, folders, files in os.walk(path, topdown=False, onerror=_raise):
+    for folder, folders, files in os.walk(path, topdown=False, onerror=raise_error):
         for name in files:
             with naming(os.path.join(folder, name)):
                 disk.remove_file(os.path.join(folder, name))
@@ -367,6 +382,6 @@ def _delete(path: str, disk: Disk) -> None:
         disk.remove_empty_folder(path)
 
 
-def _raise(error: OSError) -> None:
+def raise_error(error: OSError) -> None:
     """Raises the errors of `os.walk`, which otherwise passes over folders that it cannot read."""
     raise error

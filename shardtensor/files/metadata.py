@@ -26,10 +26,10 @@ MOST = 1 << 24
 HOLE = (1 << 64) - 1
 """The offset and the size of an inner chunk that a file does not have."""
 
-_DIMENSIONS = 64
+DIMENSIONS = 64
 """The dimensions that NumPy's arrays have at most."""
 
-_LARGEST = (1 << 63) - 1
+LARGEST = (1 << 63) - 1
 """The largest number of bytes that an array may have, with its padding."""
 
 _ARRAY = {"shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"}
@@ -181,17 +181,24 @@ def parse(content: bytes, name: str) -> ArrayMetadata | GroupMetadata:
         ArgumentError: it is broken.
         ArgumentTypeError: it describes what tensors do not have, or codecs that are not read.
     """
+    try:
+        return _parse(content, name)
+    except RecursionError:
+        raise ArgumentError(f"{name} is broken: it is nested too deeply") from None
+
+
+def _parse(content: bytes, name: str) -> ArrayMetadata | GroupMetadata:
     node = _object(parse_json(content, name), "it", name)
     if type(node.get("zarr_format")) is not int or node["zarr_format"] != 3:
-        raise ArgumentError(f"{name}: zarr_format is {_shown(node.get('zarr_format'))}; wanted 3")
+        raise ArgumentError(f"{name}: zarr_format is {brief(node.get('zarr_format'))}; wanted 3")
     attributes = _object(node.get("attributes", {}), "attributes", name)
     kind = node.get("node_type")
     if kind not in ("array", "group"):
-        raise ArgumentError(f"{name}: node_type is {_shown(kind)}; wanted 'array' or 'group'")
+        raise ArgumentError(f"{name}: node_type is {brief(kind)}; wanted 'array' or 'group'")
     for key, value in node.items():
         known = key in _OTHER or (kind == "array" and key in _ARRAY)
         if not known and not (isinstance(value, dict) and value.get("must_understand") is False):
-            raise ArgumentTypeError(f"{name}: its entry {_shown(key)} is an extension that is not read")
+            raise ArgumentTypeError(f"{name}: its entry {brief(key)} is an extension that is not read")
     if kind == "group":
         return attributes
     if missing := _ARRAY - node.keys():
@@ -206,7 +213,7 @@ def _array(node: dict[str, Any], attributes: dict[str, Any], name: str) -> Array
     dtype = dtype_of(node["data_type"], attributes, name)
     grid, settings = _named(node["chunk_grid"], "chunk_grid", name)
     if grid != "regular":
-        raise ArgumentTypeError(f"{name}: its chunk_grid is {_shown(grid)}; only 'regular' is read")
+        raise ArgumentTypeError(f"{name}: its chunk_grid is {brief(grid)}; only 'regular' is read")
     chunk = shape_of(settings.get("chunk_shape"), "chunk_shape", 1, name)
     if len(chunk) != len(shape):
         raise ArgumentError(f"{name} is broken: chunks of shape {chunk} of an array of shape {shape}")
@@ -221,13 +228,13 @@ def _array(node: dict[str, Any], attributes: dict[str, Any], name: str) -> Array
         index = _chain(_codecs(settings.get("index_codecs"), "index_codecs", name), 8, name)
         location = settings.get("index_location", "end")
         if location not in ("start", "end"):
-            raise ArgumentError(f"{name} is broken: its index_location is {_shown(location)}")
+            raise ArgumentError(f"{name} is broken: its index_location is {brief(location)}")
         index_first = location == "start"
     elements = _chain(codecs, dtype.itemsize, name)
     padded = math.prod(-(-n // c) * c for n, c in zip(shape, chunk, strict=True))
     each = math.prod(max(n, 1) for n in shape)  # A size of zero hides others, which NumPy does not accept.
     per_chunk = math.prod(c // i for c, i in zip(chunk, inner, strict=True))
-    if max(padded, each, math.prod(chunk)) * dtype.itemsize > _LARGEST or per_chunk * 32 > _LARGEST:
+    if max(padded, each, math.prod(chunk)) * dtype.itemsize > LARGEST or per_chunk * 32 > LARGEST:
         raise ArgumentError(f"{name} is broken: {dtype} of shape {shape} in chunks of {chunk} is too large")
     prefix, separator = _keys(node["chunk_key_encoding"], name)
     fill = fill_of(node["fill_value"], dtype, name)
@@ -238,10 +245,10 @@ def _keys(encoding: Any, name: str) -> tuple[str, str]:
     """Returns the begin of the keys of chunks and their separator."""
     kind, settings = _named(encoding, "chunk_key_encoding", name)
     if kind not in ("default", "v2"):
-        raise ArgumentTypeError(f"{name}: its chunk_key_encoding is {_shown(kind)}; only 'default' and 'v2' are read")
+        raise ArgumentTypeError(f"{name}: its chunk_key_encoding is {brief(kind)}; only 'default' and 'v2' are read")
     separator = settings.get("separator", "/" if kind == "default" else ".")
     if separator not in ("/", "."):
-        raise ArgumentError(f"{name} is broken: the separator of its chunk keys is {_shown(separator)}")
+        raise ArgumentError(f"{name} is broken: the separator of its chunk keys is {brief(separator)}")
     return f"c{separator}" if kind == "default" else "", separator
 
 
@@ -250,18 +257,18 @@ def _chain(codecs: list[tuple[str, dict[str, Any]]], itemsize: int, name: str) -
     names = [codec for codec, _ in codecs]
     if names not in (["bytes"], ["bytes", "crc32c"]):
         raise ArgumentTypeError(
-            f"{name}: the codecs {_shown(names)} are not read, only 'bytes' and 'crc32c', in shards or not; "
+            f"{name}: the codecs {brief(names)} are not read, only 'bytes' and 'crc32c', in shards or not; "
             "st.asarray(zarr.open(path)[...]) reads the array with the library zarr"
         )
     endian = codecs[0][1].get("endian", "little" if itemsize == 1 else None)
     if endian not in ("little", "big"):
-        raise ArgumentError(f"{name} is broken: the endian of its codec 'bytes' is {_shown(endian)}")
+        raise ArgumentError(f"{name} is broken: the endian of its codec 'bytes' is {brief(endian)}")
     return Chain(endian == "big", len(names) == 2)
 
 
 def _codecs(value: Any, what: str, name: str) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(value, list) or len(value) > 16:
-        raise ArgumentError(f"{name} is broken: {what} is {_shown(value)}; wanted a list of codecs")
+        raise ArgumentError(f"{name} is broken: {what} is {brief(value)}; wanted a list of codecs")
     return [_named(codec, what, name) for codec in value]
 
 
@@ -270,13 +277,13 @@ def _named(value: Any, what: str, name: str) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ArgumentError(f"{name} is broken: {what} has {_shown(value)}; wanted an object with a name")
+        raise ArgumentError(f"{name} is broken: {what} has {brief(value)}; wanted an object with a name")
     return value["name"], _object(value.get("configuration", {}), f"the configuration of {what}", name)
 
 
 def _object(value: Any, what: str, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ArgumentError(f"{name} is broken: {what} is {_shown(value)}; wanted an object")
+        raise ArgumentError(f"{name} is broken: {what} is {brief(value)}; wanted an object")
     return value
 
 
@@ -292,21 +299,21 @@ def shape_of(value: Any, what: str, least: int, name: str) -> Shape:
     Raises:
         ArgumentError: it is no list of such sizes.
     """
-    sizes = isinstance(value, list) and len(value) <= _DIMENSIONS
-    if not sizes or not all(type(n) is int and least <= n <= _LARGEST for n in value):
+    sizes = isinstance(value, list) and len(value) <= DIMENSIONS
+    if not sizes or not all(type(n) is int and least <= n <= LARGEST for n in value):
         raise ArgumentError(
-            f"{name} is broken: {what} is {_shown(value)}; wanted at most {_DIMENSIONS} integers, from {least}"
+            f"{name} is broken: {what} is {brief(value)}; wanted at most {DIMENSIONS} integers, from {least}"
         )
     return tuple(value)
 
 
-def _shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """Returns a short text of a value of JSON, which may be large or nested."""
     if isinstance(value, (dict, list)):
         if len(value) > 8 or any(isinstance(v, (dict, list)) for v in value):
             return (
                 f"{'an object' if isinstance(value, dict) else 'a list'} of {counted(len(value), 'entry', 'entries')}"
             )
-        return "[" + ", ".join(map(_shown, value)) + "]"
+        return "[" + ", ".join(map(brief, value)) + "]"
     text = hex(value) if type(value) is int and value.bit_length() > 200 else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -47,6 +47,10 @@ def opened(root: str, key: str) -> Iterator[int]:
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ArgumentError(f"{root}: the path {key[:200]!r} in it is not accepted: it leaves the folder")
+    try:
+        os.fsencode(key)
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{root}: the path {key[:200]!r} in it is not accepted: it has surrogates") from None
     with naming(path):
         at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -63,14 +63,20 @@ def tensor_from(shape: Shape, dtype: np.dtype[Any], where: Where | None, read: R
     return result
 
 
-def read_tensor(value: Aval, read: Read, caller: str) -> ShardedTensor:
+def read_tensor(
+    value: Aval, read: Read, caller: str, check: Callable[[Box], object] = lambda box: None
+) -> ShardedTensor:
     """Returns a tensor in the memories of its devices, of which this process reads the elements that its devices hold.
 
     Args:
         value: its aval.
         read: reads the elements of a box.
         caller: the function, for the log of transfers.
+        check: raises an error if a box cannot be read, before there is memory for any of them.
     """
+    grid = value.cells.grid
+    for box in {grid.box(n): None for n, device in enumerate(grid.devices) if not is_remote(device)}:
+        check(box)
     operand_transfer(host_aval(value.shape, value.dtype), value.sharding).infer(caller, explicit=True)
     buffers = _buffers(value, read)
     return tensor_of(value, buffers, tuple([[] for _ in buffers]))

@@ -277,7 +277,7 @@ class ZarrArray:
         if not all(0 <= b <= e <= n for (b, e), n in zip(box, metadata.shape, strict=True)):
             raise ArgumentError(f"{self._path('')}: the box {box} is not in an array of shape {metadata.shape}")
         if not filled:
-            self._check_sizes(box)
+            self.check_sizes(box)
         shape = tuple(e - b for b, e in box)
         if out is None:
             try:
@@ -309,7 +309,7 @@ class ZarrArray:
     def _path(self, key: str) -> str:
         return os.path.join(self.root, self.prefix + key)
 
-    def _check_sizes(self, box: Box) -> None:
+    def check_sizes(self, box: Box) -> None:
         """Checks that files have as many bytes as the elements of a box need, before memory is allocated for these."""
         metadata = self.metadata
         for index in chunks_of(box, metadata.chunk):
