@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -16,6 +17,7 @@ import numpy as np
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.checkpoint import writing
+from shardtensor.checkpoint.together import JobPart
 from shardtensor.errors import ArgumentError, DistributedError
 from shardtensor.files.atomic import DISK, is_leftover
 from tests.checkpoint.disks import Faulty, raises
@@ -195,22 +197,38 @@ def sigterm() -> None:
     print("not ended")
 
 
+def stop(_: object = None) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)  # Another thread may take the signal, and this one runs on for a moment.
+
+
+whole_gather = JobPart.gather
+
+
+def gather(self: JobPart, what: str, text: str) -> list[str]:
+    """Stops process 1 when process 0 has made the folder."""
+    if what == "name of the folder" and HERE:
+        stop()
+    return whole_gather(self, what, text)
+
+
 def stopped(process: int, when: str) -> None:
     """A process stops, in the middle of a save or before it."""
     if HERE == process:
         if when == "late":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        disk = Faulty(4, lambda path: os.kill(os.getpid(), signal.SIGSTOP))
+            stop()
+        disk = Faulty(4, stop) if when == "middle" else DISK
     else:
         disk = DISK
     begin = time.monotonic()
     try:
-        writing.start(PATH, tree(1), "checkpoint.save", timeout=1, disk=disk)
-        st.checkpoint.wait()
+        with mock.patch.object(JobPart, "gather", gather) if when == "between" else contextlib.nullcontext():
+            writing.start(PATH, tree(1), "checkpoint.save", timeout=1, disk=disk)
+            st.checkpoint.wait()
     except DistributedError as error:
         assert time.monotonic() - begin < 10
         print(f"error: {' '.join(str(error).split())}", flush=True)
-        assert HERE or not os.path.exists(PATH)
+        assert HERE or os.listdir(FOLDER) == [], os.listdir(FOLDER)
     os._exit(3)  # The launcher ends the others.
 
 
