@@ -130,7 +130,9 @@ def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
 
 
 def _mesh(layout: Layout) -> Mesh | None:
-    """Returns the mesh of a layout; None if this machine lacks devices of it."""
+    """Returns the mesh of a layout; None if this machine lacks devices of it, or one process of a job has all of them,
+    as those of a program without a job: the others would have no part of the tensor.
+    """
     try:
         load(layout.backend)
     except (ArgumentError, BackendError):  # It is not installed, or cannot be used here.
@@ -139,7 +141,10 @@ def _mesh(layout: Layout) -> Mesh | None:
         there = (local_devices if layout.local else devices)(layout.backend)
     if max(layout.numbers) >= len(there):
         return None
-    return _mesh_of(layout.axes, tuple([there[k] for k in layout.numbers]))
+    chosen = tuple([there[k] for k in layout.numbers])
+    if not layout.local and any(map(is_remote, there)) and len({device.process_index for device in chosen}) == 1:
+        return None
+    return _mesh_of(layout.axes, chosen)
 
 
 @functools.lru_cache(256)

@@ -222,7 +222,9 @@ def test_a_thread_that_cannot_be_started(trees: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 5, 30, 52])
-def test_an_interrupt_while_a_save_is_awaited_leaves_nothing_or_the_checkpoint(at: int, trees: Any, tmp_path: Path) -> None:
+def test_an_interrupt_while_a_save_is_awaited_leaves_nothing_or_the_checkpoint(
+    at: int, trees: Any, tmp_path: Path
+) -> None:
     def interrupt(path: str) -> None:
         _thread.interrupt_main()
         time.sleep(0.05)
