@@ -131,7 +131,9 @@ def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
 
 
 def _mesh(layout: Layout) -> Mesh | None:
-    """Returns the mesh of a layout; None if this machine lacks devices of it."""
+    """Returns the mesh of a layout; None if this machine lacks devices of it, or one process of a job has all of them,
+    as those of a program without a job: the others would have no part of the tensor.
+    """
     try:
         load(layout.backend)
     except (ArgumentError, BackendError):  # It is not installed, or cannot be used here.

@@ -14,7 +14,7 @@ from shardtensor.checkpoint.plans import exchange_borders, plan_save
 from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.files.atomic import DISK, Disk, new_folder, recover
+from shardtensor.files.atomic import DISK, Disk, discard, new_folder, recover
 from shardtensor.host.fork import in_children
 
 Path = str | os.PathLike[str]
@@ -147,28 +147,44 @@ def start(
         if not getattr(_at_exit, "is_registered", False):
             atexit.register(_at_exit)
             _at_exit.is_registered = True  # type: ignore[attr-defined]
-        _Background.save = save
         save.start()
+        _Background.save = save
 
 
 def _folder(job: JobPart, path: str, overwrite: bool, disk: Disk, before: Callable[[], None]) -> str:
     """Returns the folder in which the checkpoint is written, which process 0 makes."""
 
-    def made() -> str:
+    folder = ""
+
+    def make() -> None:
+        nonlocal folder
         if job.index:
-            return ""
+            return
         before()
         recover(path, disk)
-        if os.path.lexists(path) and not overwrite:
-            raise FileExistsError(errno.EEXIST, "the checkpoint exists, and overwrite=True was not passed", path)
-        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
-            raise NotADirectoryError(errno.ENOTDIR, "it is no folder, and is not replaced", path)
-        if os.path.lexists(path) and not os.path.lexists(os.path.join(path, FILE)) and os.listdir(path):
-            raise ArgumentError(f"{job.caller}: {path} has files and is no checkpoint: it is not replaced")
-        return new_folder(path, disk)
+        if os.path.lexists(path):
+            _check_replaceable(path, overwrite, job.caller)
+        folder = new_folder(path, disk)
 
-    folder = job.together("new folder", made)
-    return job.gather("name of the folder", folder)[0]
+    try:
+        job.together("new folder", make)
+        return job.gather("name of the folder", folder)[0]
+    except BaseException:
+        if folder:
+            discard(folder, disk)
+        raise
+
+
+def _check_replaceable(path: str, overwrite: bool, caller: str) -> None:
+    """Raises an error unless what is at a path is a checkpoint, whole or not, that is to be replaced, or is empty."""
+    if not overwrite:
+        raise FileExistsError(errno.EEXIST, "the checkpoint exists, and overwrite=True was not passed", path)
+    if os.path.islink(path) or not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder, and is not replaced", path)
+    if not os.path.lexists(os.path.join(path, FILE)) and os.listdir(path):
+        raise ArgumentError(
+            f"{caller}: {path} has files, and none is {FILE}: only checkpoints and empty folders are replaced"
+        )
 
 
 def _check_visible(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -16,6 +17,7 @@ import numpy as np
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.checkpoint import writing
+from shardtensor.checkpoint.together import JobPart
 from shardtensor.errors import ArgumentError, DistributedError
 from shardtensor.files.atomic import DISK, is_leftover
 from tests.checkpoint.disks import Faulty, raises
@@ -70,27 +72,24 @@ def fail(process: int, at: int, number: int, background: bool, overwrite: bool) 
     """Saves with a disk that fails in one process; returns whether it did."""
     disk = Faulty(at, raises(number)) if process == HERE else DISK
     writing.start(PATH, tree(7), "checkpoint.save", overwrite=overwrite, disk=disk)
+    error = None
     try:
         if background:
             st.checkpoint.save(f"{FOLDER}/third", tree(8))
         else:
             st.checkpoint.wait()
-    except (OSError, DistributedError) as error:
-        if process == HERE:
-            assert isinstance(error, OSError), repr(error)
-            assert FOLDER in error.filename
-        else:
-            assert isinstance(error, DistributedError), repr(error)
-            assert f"process {process} failed: " in str(error), str(error)
-            assert os.strerror(number) in str(error), str(error)
-            assert f"'{FOLDER}" in str(error), str(error)
-        has_failed = True
-    else:
-        has_failed = False
-        if background:
-            alike()
-            if HERE == 0:
-                os.system(f"rm -r {FOLDER}/third")
+    except (OSError, DistributedError) as raised:
+        error = raised
+    if isinstance(error, OSError):
+        assert process == HERE
+        assert FOLDER in error.filename
+    elif error is not None:
+        assert process != HERE
+        assert all(part in str(error) for part in (f"process {process} failed: ", os.strerror(number), f"'{FOLDER}"))
+    elif background:
+        alike()
+        if HERE == 0:
+            os.system(f"rm -r {FOLDER}/third")
     alike()
     st.checkpoint.wait()  # It is raised once.
     assert not any(map(is_leftover, os.listdir(FOLDER))) or overwrite, os.listdir(FOLDER)
@@ -99,7 +98,7 @@ def fail(process: int, at: int, number: int, background: bool, overwrite: bool) 
     if not overwrite and HERE == 0:
         os.system(f"rm -r {PATH}")
     alike()
-    return has_failed
+    return error is not None
 
 
 def disks(step: int) -> None:
@@ -123,7 +122,7 @@ def disks(step: int) -> None:
 
 def others() -> None:
     """What else processes do differently, and errors before anything is written."""
-    with mock.patch("os.path.isdir", lambda path: HERE == 0):
+    with mock.patch("os.path.isdir", return_value=not HERE):
         error = error_of(lambda: st.checkpoint.save(PATH, tree(1)))
     assert "does not see the folder" in str(error)
     assert HERE or "process 1 failed" in str(error)
@@ -195,22 +194,56 @@ def sigterm() -> None:
     print("not ended")
 
 
+def readers(seconds: float) -> None:
+    """Restores together what another program overwrites all the time."""
+    begin, seen = time.monotonic(), set()
+    is_over = False
+    while not is_over:
+        restored = st.checkpoint.restore(f"{FOLDER}/same")
+        step = restored["step"]
+        for name, more in (("w", 0), ("host", 0), *[(k, k) for k in range(4)]):
+            x = restored["v"][name] if isinstance(name, int) else restored[name]
+            parts = [x] if isinstance(x, np.ndarray) else [shard.data for shard in x.addressable_shards]
+            assert all(np.all(np.asarray(part) == step + more) for part in parts)
+        distributed.assert_equal(np.array([step]))
+        seen.add(step)
+        is_over = bool(distributed.process_allgather(np.array([time.monotonic() > begin + seconds])).any())
+    assert len(seen) > 3, seen
+    print("done")
+
+
+def stop(_: object = None) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)  # Another thread may take the signal, and this one runs on for a moment.
+
+
+whole_gather = JobPart.gather
+
+
+def gather(self: JobPart, what: str, text: str) -> list[str]:
+    """Stops process 1 when process 0 has made the folder."""
+    if what == "name of the folder" and HERE:
+        stop()
+    return whole_gather(self, what, text)
+
+
 def stopped(process: int, when: str) -> None:
     """A process stops, in the middle of a save or before it."""
     if process == HERE:
         if when == "late":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        disk = Faulty(4, lambda path: os.kill(os.getpid(), signal.SIGSTOP))
+            stop()
+        disk = Faulty(4, stop) if when == "middle" else DISK
     else:
         disk = DISK
     begin = time.monotonic()
     try:
-        writing.start(PATH, tree(1), "checkpoint.save", timeout=1, disk=disk)
-        st.checkpoint.wait()
+        with mock.patch.object(JobPart, "gather", gather) if when == "between" else contextlib.nullcontext():
+            writing.start(PATH, tree(1), "checkpoint.save", timeout=1, disk=disk)
+            st.checkpoint.wait()
     except DistributedError as error:
         assert time.monotonic() - begin < 10
         print(f"error: {' '.join(str(error).split())}", flush=True)
-        assert HERE or not os.path.exists(PATH)
+        assert HERE or os.listdir(FOLDER) == [], os.listdir(FOLDER)
     os._exit(3)  # The launcher ends the others.
 
 
@@ -226,5 +259,7 @@ if __name__ == "__main__":
         print("done")
     elif sys.argv[1] == "stopped":
         stopped(int(sys.argv[3]), sys.argv[4])
+    elif sys.argv[1] == "readers":
+        readers(float(sys.argv[3]))
     else:
         sigterm()

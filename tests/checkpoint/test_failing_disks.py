@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import itertools
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -186,6 +190,58 @@ def test_the_error_of_a_save_in_the_background_is_printed_at_the_end_of_the_prog
     assert os.listdir(tmp_path) == []
 
 
+def test_only_checkpoints_and_empty_folders_are_replaced(trees: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.mkdir()
+    (path / "thesis").write_bytes(b"text")
+    for overwrite, error in ((False, FileExistsError), (True, ArgumentError)):
+        with pytest.raises(error):
+            st.checkpoint.save(path, trees[0], overwrite=overwrite)
+        assert (path / "thesis").read_bytes() == b"text"
+    path.rename(tmp_path / "y")
+    path.symlink_to(tmp_path / "y")
+    with pytest.raises(NotADirectoryError):
+        st.checkpoint.save(path, trees[0], overwrite=True)
+    path.unlink()
+    path.mkdir()
+    st.checkpoint.save(path, trees[0], overwrite=True)
+    (path / "checkpoint.json").write_bytes(b"")  # It was one, and is damaged.
+    st.checkpoint.save(path, trees[1], overwrite=True)
+    assert bits(st.checkpoint.restore(path)) == bits(trees[1])
+    assert sorted(os.listdir(tmp_path)) == ["x", "y"]
+
+
+def test_a_thread_that_cannot_be_started(trees: Any, tmp_path: Path) -> None:
+    with (
+        mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")),
+        pytest.raises(RuntimeError),
+    ):
+        st.checkpoint.save(tmp_path / "x", trees[0], wait=False)
+    st.checkpoint.wait()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", [1, 5, 30, 52])
+def test_an_interrupt_while_a_save_is_awaited_leaves_nothing_or_the_checkpoint(
+    at: int, trees: Any, tmp_path: Path
+) -> None:
+    def interrupt(path: str) -> None:
+        _thread.interrupt_main()
+        time.sleep(0.05)
+
+    def save() -> None:
+        writing.start(tmp_path / "x", trees[0], "checkpoint.save", disk=Faulty(at, interrupt))
+        writing.finish()
+        time.sleep(0.1)
+
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    st.checkpoint.wait()
+    assert os.listdir(tmp_path) in ([], ["x"])
+    st.checkpoint.save(tmp_path / "x", trees[1], overwrite=True)
+    assert bits(st.checkpoint.restore(tmp_path / "x")) == bits(trees[1])
+
+
 # -- jobs ------------------------------------------------------------------------------------------
 
 JOBS = str(Path(__file__).with_name("jobs.py"))
@@ -214,6 +270,7 @@ def test_errors_of_one_process_of_a_job(engine: str, processes: int, step: int, 
     ("engine", "process", "when"),
     [
         ("mpi", 1, "middle"),
+        ("mpi", 1, "between"),
         *[
             pytest.param(engine, k, when, marks=FULL)
             for engine in ("gloo", "mpi")

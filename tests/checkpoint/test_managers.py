@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -236,26 +237,40 @@ def check_whole(tree: Any) -> int:
     return step
 
 
-def test_readers_beside_a_writer_see_whole_checkpoints(tmp_path: Path) -> None:
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which another program overwrites checkpoints all the time."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as writer:
         try:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "ready\n"
-            manager, seen = Manager(tmp_path / "run"), set[int]()
-            while not manager.steps():
-                time.sleep(0.01)
-            end = time.monotonic() + drawn(30, fast=2)
-            last = 0
-            while time.monotonic() < end:
-                same = check_whole(st.checkpoint.restore(tmp_path / "same"))
-                latest = check_whole(manager.restore())
-                st.checkpoint.verify(tmp_path / "same")
-                assert st.checkpoint.inspect(tmp_path / "same").tree["step"] >= same >= last
-                seen |= {last := same, latest}
-                assert manager.steps()
+            yield tmp_path
             assert writer.poll() is None
         finally:
             writer.kill()
+
+
+def test_readers_beside_a_writer_see_whole_checkpoints(written: Path) -> None:
+    manager, seen = Manager(written / "run"), set[int]()
+    while not manager.steps():
+        time.sleep(0.01)
+    end = time.monotonic() + drawn(30, fast=2)
+    last = 0
+    while time.monotonic() < end:
+        same = check_whole(st.checkpoint.restore(written / "same"))
+        latest = check_whole(manager.restore())
+        st.checkpoint.verify(written / "same")
+        assert st.checkpoint.inspect(written / "same").tree["step"] >= same >= last
+        seen |= {last := same, latest}
+        assert manager.steps()
     assert len(seen) > 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["mpi", "gloo"])
+def test_jobs_beside_a_writer_see_whole_checkpoints(engine: str, written: Path) -> None:
+    status, text = launch(engine, 2, str(Path(__file__).with_name("jobs.py")), "readers", str(written), "10")
+    assert status == 0, text
+    assert text.count("done") == 2
