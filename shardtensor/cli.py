@@ -131,11 +131,11 @@ def _demo(**options: Any) -> int:
 def _checkpoint(action: str, path: str) -> int:
     from shardtensor.checkpoint import inspect, verify  # Only this command needs it.
 
-    info = inspect(path)
     if action == "inspect":
-        print(info)
+        print(inspect(path))
     else:
         verify(path)
+        info = inspect(path)
         print(f"{info.path}: {counted(len(info.leaves), 'leaf', 'leaves')}, {readable(info.stored)}: no damage")
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.checkpoint import values
-from shardtensor.checkpoint.manifest import FILE, Manifest, open_checkpoint, while_unchanged
+from shardtensor.checkpoint.manifest import FILE, ArrayRecord, FileRow, Manifest, open_checkpoint, while_unchanged
 from shardtensor.checkpoint.restoring import open_array
 from shardtensor.checkpoint.saved_layouts import Layout, placed
 from shardtensor.checkpoint.trees import Node, mapped, names_of, python_tree
@@ -20,14 +20,11 @@ from shardtensor.checkpoint.writing import Path, checked_path
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import raise_error
 from shardtensor.files.checksums import crc32c
-from shardtensor.files.metadata import Object
-from shardtensor.files.paths import opened, read_into
+from shardtensor.files.metadata import MOST, Object
+from shardtensor.files.paths import opened, read_text
 from shardtensor.host.units import counted, readable
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.sharding.layout import Shape
-
-_BLOCK = 1 << 22
-"""The bytes of a file that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -182,24 +179,10 @@ def verify(path: Path) -> None:
 
 def _verify(path: str) -> None:
     folder, manifest = open_checkpoint(path, "checkpoint.verify")
-    problems = []
-    expected = {FILE}
-    for name, key, (nbytes, checksum) in manifest.all_files():
-        expected.add(key)
-        problem = _problem(folder, key, nbytes, checksum)
-        if problem:
-            problems.append(f"{f'leaf {name}: ' if name else ''}{os.path.join(folder, key)} {problem}")
-    if not problems:
-        for name, array in manifest.arrays.items():
-            try:
-                stored = open_array(folder, array)
-                keys = (stored.metadata.key(index) for index in stored.chunks())  # There may be any number of them.
-                if (lacking := next((key for key in keys if key not in array.files), None)) is not None:
-                    problems.append(f"leaf {name}: the manifest does not have the file {lacking}")
-                else:
-                    stored.check_sizes(tuple([(0, n) for n in array.shape]))
-            except (ArgumentError, ArgumentTypeError) as error:
-                problems.append(f"leaf {name}: {error}")
+    problems = [problem for key, row in manifest.files.items() if (problem := _problem_of_text(folder, key, row))]
+    for name, array in manifest.arrays.items():
+        problems += [f"leaf {name}: {problem}" for problem in _problems_of_array(folder, array)]
+    expected = {FILE, *[key for _, key, _ in manifest.all_files()]}
     for where, folders, names in os.walk(folder, onerror=raise_error):
         for one in [*names, *[one for one in folders if os.path.islink(os.path.join(where, one))]]:
             key = os.path.relpath(os.path.join(where, one), folder)
@@ -213,21 +196,44 @@ def _verify(path: str) -> None:
         )
 
 
-def _problem(folder: str, key: str, nbytes: int, checksum: int) -> str:
-    """Returns what is wrong with a file; nothing if it is what was written."""
+def _problem_of_text(folder: str, key: str, row: FileRow) -> str:
+    """Returns what is wrong with the metadata of a group; nothing if it is what was written."""
     path = os.path.join(folder, key)
     try:
-        with opened(folder, key) as descriptor:
-            size = os.fstat(descriptor).st_size
-            if size != nbytes:
-                return f"has {counted(size, 'byte')}, and {nbytes} were written"
-            memory, value = np.empty(min(_BLOCK, nbytes), np.uint8), 0
-            for begin in range(0, nbytes, _BLOCK):
-                block = memory[: min(_BLOCK, nbytes - begin)]
-                read_into(descriptor, block, begin, path)
-                value = crc32c(block, value)
+        text = read_text(folder, key, MOST)
     except FileNotFoundError:
-        return "is missing"
+        return f"{path} is missing"
     except ArgumentError as error:
-        return f"cannot be read ({error})"
-    return "" if value == checksum else f"is damaged: it has the checksum {value:08x}, and {checksum:08x} was written"
+        return str(error)
+    return "" if (len(text), crc32c(text)) == row else f"{path} is damaged: it is not the file that was written"
+
+
+def _problems_of_array(folder: str, array: ArrayRecord) -> Iterator[str]:
+    """Yields what is wrong with the files of an array."""
+    try:
+        stored = open_array(folder, array)
+        keys = (stored.metadata.key(index) for index in stored.chunks())  # There may be any number of them.
+        if (lacking := next((key for key in keys if key not in array.files), None)) is not None:
+            yield f"the manifest does not have the file {lacking}"
+            return
+    except FileNotFoundError as error:
+        yield f"{error.filename} is missing"
+        return
+    except (ArgumentError, ArgumentTypeError) as error:
+        yield str(error)
+        return
+    chunks = {stored.metadata.key(index) for index in stored.chunks()}
+    yield from (f"the manifest has the file {key}" for key in sorted(array.files.keys() - chunks - {"zarr.json"}))
+    for index in stored.chunks():
+        key = f"{array.name}/{stored.metadata.key(index)}"
+        try:
+            with opened(folder, key) as descriptor:
+                size, written = os.fstat(descriptor).st_size, array.files[stored.metadata.key(index)][0]
+            if size != written:
+                yield f"{os.path.join(folder, key)} has {counted(size, 'byte')}, and {written} were written"
+            else:
+                stored.verify(index)
+        except FileNotFoundError:
+            yield f"{os.path.join(folder, key)} is missing"
+        except ArgumentError as error:
+            yield str(error)

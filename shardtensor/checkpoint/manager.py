@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ from shardtensor.checkpoint import writing
 from shardtensor.checkpoint.manifest import is_checkpoint
 from shardtensor.checkpoint.restoring import restored
 from shardtensor.checkpoint.together import JobPart
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
+from shardtensor.errors import ArgumentError, ShardTensorError
 from shardtensor.files.atomic import DISK, find_folder, flush_folder, leftovers_in, recover, remove_folder
 from shardtensor.host.limits import in_main_thread
 from shardtensor.sharding.layout import Where
@@ -58,11 +59,9 @@ class Manager:
     ) -> None:  # fmt: skip
         name = "checkpoint.Manager"
         self.directory = writing.checked_path(directory, name)
-        self._keep = None if keep is None else int(writing.checked_number(keep, "keep", name, 1))
-        self._every = int(writing.checked_number(every, "every", name, 1))
-        self._keep_every = (
-            None if keep_every is None else int(writing.checked_number(keep_every, "keep_every", name, 1))
-        )
+        self._keep = None if keep is None else writing.checked_integer(keep, "keep", name, 1)
+        self._every = writing.checked_integer(every, "every", name, 1)
+        self._keep_every = None if keep_every is None else writing.checked_integer(keep_every, "keep_every", name, 1)
         self._memory, self._timeout = memory, timeout
         self._is_ending = False
         self._handler: Any = None
@@ -107,10 +106,11 @@ class Manager:
         ends = self._on_sigterm and self._is_told_to_end()
         if number % self._every and not ends:
             return False
-        writing.start(
-            self._path(number), tree, "checkpoint.Manager.save", timeout=self._timeout, memory=self._memory,
-            before=self._clean, after=lambda: self._delete_others(number),
-        )  # fmt: skip
+        with writing.LOCK:
+            writing.start(
+                self._path(number), tree, "checkpoint.Manager.save", timeout=self._timeout, memory=self._memory,
+                before=self._clean, after=lambda: self._delete_others(number),
+            )  # fmt: skip
         if ends:
             self.wait()
             self._end()
@@ -198,15 +198,13 @@ class Manager:
         """Returns the tree of a checkpoint, by default the last complete one; see `shardtensor.checkpoint.restore`.
 
         Raises:
-            ArgumentError: there is no checkpoint of the step, or none at all.
+            FileNotFoundError: there is no checkpoint of the step, or none at all.
         """
         caller = "checkpoint.Manager.restore"
         number = self.latest() if step is None else _checked_step(step, caller)
         if number is None:
-            raise ArgumentError(
-                f"{caller}: there is no checkpoint in {self.directory}; latest() is None then, and the program starts "
-                "from the beginning"
-            )
+            text = "there is no checkpoint yet; latest() is None then, and the program starts from the beginning"
+            raise FileNotFoundError(errno.ENOENT, f"{caller}: {text}", self.directory)
         try:
             return restored(self._path(number), like, only, rename or {}, device, caller)
         except (ShardTensorError, OSError):
@@ -217,12 +215,9 @@ class Manager:
 
 
 def _checked_step(step: Any, caller: str) -> int:
-    try:
-        number = int(step.__index__())
-    except (AttributeError, TypeError):
-        raise ArgumentTypeError(f"{caller}: step is {step!r:.60}, {type_text(step)}; wanted an integer") from None
-    if not 0 <= number < _LAST:
-        raise ArgumentError(f"{caller}: step is {number}; wanted a number from 0 to {_LAST}")
+    number = writing.checked_integer(step, "step", caller, 0)
+    if number >= _LAST:
+        raise ArgumentError(f"{caller}: step is {number}; wanted a number below {_LAST}")
     return number
 
 

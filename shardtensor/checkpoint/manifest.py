@@ -6,6 +6,7 @@ a folder without a valid one is no checkpoint.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from shardtensor.files.checksums import crc32c
 from shardtensor.files.metadata import LARGEST, Object, brief, parse_json, shape_of
 from shardtensor.files.paths import check_name, read_text
 from shardtensor.files.zarr_types import DType, dtype_of, name_of
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 
 T = TypeVar("T")
@@ -178,17 +180,31 @@ def open_checkpoint(path: str, caller: str) -> tuple[str, Manifest]:
     """Returns the folder in which a checkpoint is, and its manifest.
 
     Raises:
-        ArgumentError: there is none at the path, or it is broken.
+        FileNotFoundError: there is nothing at the path.
+        ArgumentError: there is something else at the path, or it is broken.
         OSError: it cannot be read.
     """
     folder = find_folder(path)
     if folder is None or not os.path.lexists(os.path.join(folder, FILE)):
-        there = "a file" if os.path.isfile(path) else f"a folder without {FILE}" if folder else "nothing"
-        raise ArgumentError(f"{caller}: there is no checkpoint at {path}: it is {there}")
+        if folder is None and not os.path.lexists(path):
+            raise FileNotFoundError(errno.ENOENT, f"{caller}: there is no checkpoint", path)
+        raise ArgumentError(
+            f"{caller}: there is no checkpoint at {path}: it is "
+            f"{'a file' if folder is None else f'a folder without {FILE}'}{_checkpoints_in(folder)}"
+        )
     try:
         return folder, read_manifest(folder)
     except (ArgumentError, ArgumentTypeError) as error:
         raise type(error)(f"{caller}: {error}") from None
+
+
+def _checkpoints_in(folder: str | None) -> str:
+    """Returns the end of an error about a folder that has no manifest, but checkpoints in it."""
+    if folder is None or not os.path.isdir(folder):
+        return ""
+    names = sorted(entry.name for entry in os.scandir(folder) if os.path.lexists(os.path.join(entry.path, FILE)))
+    few = ", ".join(names[-5:])
+    return f"; it has {counted(len(names), 'checkpoint')}, the last ones are {few}" if names else ""
 
 
 def read_manifest(folder: str) -> Manifest:
@@ -265,6 +281,8 @@ def _files_from_json(rows: Any, name: str) -> Files:
         raise ArgumentError(f"{name} is broken: its files are {brief(rows)}")
     files = {}
     for key, row in rows.items():
+        if any(part in ("", ".", "..") for part in key.split("/")) or not (key.isascii() and key.isprintable()):
+            raise ArgumentError(f"{name} is broken: its files have the name {key[:80]!r}")
         valid = isinstance(row, list) and len(row) == 2 and type(row[0]) is int and row[0] >= 0
         if not valid or not isinstance(row[1], str) or not re.fullmatch("[0-9a-f]{8}", row[1]):
             raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {brief(row)}")

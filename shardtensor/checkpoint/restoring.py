@@ -57,15 +57,17 @@ def restore(
             read. Lists that lack items come back as dicts by their indices.
         rename: new names of leaves by their names in the checkpoint; the parts of names that they begin with, too.
         device: a Device, Mesh, NamedSharding or P for all tensors, instead of ``like``. By default, a tensor has the
-            layout that it was saved with where the mesh in use has these axes, or the devices exist (in a job, some of
-            them in each process), and otherwise it is sharded over the default mesh.
+            layout that it was saved with: on the mesh in use, if this has all axes of the saved mesh, else on the saved
+            devices where they exist (in a job, some of them in each process). Otherwise it is on the default mesh,
+            replicated if it was, and else sharded.
 
     Returns:
         The tree.
 
     Raises:
-        ArgumentError: there is no checkpoint, it is damaged or incomplete, or ``like`` does not fit: one error lists
-            all leaves that are missing, extra, or of another shape, dtype or type.
+        FileNotFoundError: there is nothing at the path.
+        ArgumentError: there is no checkpoint there, it is damaged or incomplete, or ``like`` does not fit: one error
+            lists all leaves that are missing, extra, or of another shape, dtype or type.
         ArgumentTypeError: an argument or a dtype has a type that is not accepted.
         DeviceMemoryError: there is not enough memory for a tensor.
         DistributedError: another process has failed, does not come in time, or gives other arguments.
@@ -289,7 +291,7 @@ def open_array(folder: str, array: ArrayRecord) -> ZarrArray:
     metadata = parse(text, path)
     if not isinstance(metadata, ArrayMetadata) or (metadata.shape, metadata.dtype) != (array.shape, array.dtype):
         raise ArgumentError(f"{path} is broken: it does not have the shape and dtype of the manifest")
-    return ZarrArray(folder, metadata, f"{array.name}/")
+    return ZarrArray(folder, metadata, f"{array.name}/", {key: value for key, (_, value) in array.files.items()})
 
 
 def _target(array: ArrayRecord, like: Any) -> Aval | None:

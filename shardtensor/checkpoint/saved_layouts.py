@@ -17,7 +17,7 @@ from shardtensor.backend.registry import devices, is_remote, load, local_devices
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError
 from shardtensor.files.metadata import DIMENSIONS, Object, brief
 from shardtensor.sharding.layout import NamedSharding, as_sharding
-from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_in_use
 from shardtensor.sharding.spec import Chain, P
 
 
@@ -117,17 +117,20 @@ def _size(n: object) -> int:
 def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
     """Returns the sharding of a tensor with a layout on the devices that exist, and whether it is committed to it.
 
-    It is the layout itself where the mesh in use has axes of these names and sizes, or the devices exist, in a job some
-    in each process. Otherwise the default mesh splits the first dimension, and the tensor is not committed, because no
-    caller chose the mesh.
+    It is that of the spec on the mesh in use, if this has all axes of the mesh of the layout, and else the layout
+    itself where the devices exist, in a job some in each process. Otherwise the default mesh splits the first dimension
+    of tensors that were not replicated, and the tensor is not committed, because no caller chose the mesh.
     """
+    used = mesh_in_use()
+    is_single = len(layout.numbers) == 1  # Each single device is a mesh of its own.
+    if used is not None and not is_single and all(axis in used.shape for axis, _ in layout.axes):
+        return NamedSharding(used, P(*layout.chains), memory_kind=layout.memory_kind), layout.committed
+    if (known := _mesh(layout)) is not None:
+        return NamedSharding(known, P(*layout.chains), memory_kind=layout.memory_kind), layout.committed
     mesh = default_mesh()
-    if mesh.size == 1 or tuple(mesh.shape.items()) != layout.axes:  # Of single devices, each is a mesh of its own.
-        known = _mesh(layout)
-        if known is None:
-            return as_sharding(mesh, ndim, "restore").with_memory_kind(layout.memory_kind), False
-        mesh = known
-    return NamedSharding(mesh, P(*layout.chains), memory_kind=layout.memory_kind), layout.committed
+    if not layout.chains and not is_single:
+        return NamedSharding(mesh, P(), memory_kind=layout.memory_kind), False
+    return as_sharding(mesh, ndim, "restore").with_memory_kind(layout.memory_kind), False
 
 
 def _mesh(layout: Layout) -> Mesh | None:

@@ -210,7 +210,7 @@ def selected(node: Node[L] | L, only: Collection[str]) -> Node[L] | L:
     """
     names = {name: path for name, path, _ in names_of(node)}
     keep: set[tuple[Key, ...]] = set()
-    for one in only:
+    for one in (name.rstrip("/") for name in only):
         below = {path for name, path in names.items() if name == one or name.startswith(f"{one}/")}
         if not below:
             raise ArgumentError(f"only: no leaf has the name {one!r:.80}, or begins with it{_known(names)}")

@@ -13,9 +13,9 @@ from shardtensor.checkpoint.pieces import BLOCK
 from shardtensor.checkpoint.plans import exchange_borders, plan_save
 from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
-from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.files.atomic import DISK, Disk, discard, new_folder, recover
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
 
 Path = str | os.PathLike[str]
 
@@ -60,9 +60,10 @@ def save(
     >>> st.checkpoint.restore(f"{folder}/first")["w"].tolist()
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     """
-    start(path, tree, "checkpoint.save", overwrite=overwrite, timeout=timeout, memory=memory)
-    if wait:
-        finish()
+    with LOCK:
+        start(path, tree, "checkpoint.save", overwrite=overwrite, timeout=timeout, memory=memory)
+        if wait:
+            finish()
 
 
 def wait() -> None:
@@ -77,22 +78,27 @@ def wait() -> None:
     finish()
 
 
+LOCK = fork.lock()
+"""Held by the thread that starts or finishes a save: others wait, and theirs is the next one."""
+
+
 class _Background:
     """The save that is being written, if there is one."""
 
     save: Save | None = None
 
 
-@in_children
+@fork.in_children
 def _forget() -> None:
     _Background.save = None  # The thread that writes is the parent's.
 
 
 def finish() -> None:
     """Waits for the save that is being written; its error is raised once."""
-    current, _Background.save = _Background.save, None
-    if current is not None:
-        current.finish()
+    with LOCK:
+        current, _Background.save = _Background.save, None
+        if current is not None:
+            current.finish()
 
 
 def check() -> None:
@@ -114,7 +120,7 @@ def start(
     memory: int | None = None, disk: Disk = DISK, before: Callable[[], None] = lambda: None,
     after: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Starts to write a checkpoint, after the one before is complete; see `save`.
+    """Starts to write a checkpoint, after the one before is complete; see `save`. The lock is held.
 
     Args:
         path, tree, overwrite, timeout, memory: see `save`.
@@ -125,13 +131,13 @@ def start(
     """
     finish()
     name = checked_path(path, caller)
-    most = BLOCK if memory is None else checked_number(memory, "memory", caller, 1)
+    most = BLOCK if memory is None else checked_integer(memory, "memory", caller, 1)
     job = JobPart(caller, None if timeout is None else checked_number(timeout, "timeout", caller, 0))
 
     def planned() -> Any:
         try:
-            return plan_save(tree, job.count, int(most))
-        except (ArgumentError, ArgumentTypeError) as error:
+            return plan_save(tree, job.count, most)
+        except ShardTensorError as error:
             raise type(error)(f"{caller}: {error}") from None
 
     plan = job.together("tree", planned)
@@ -227,3 +233,14 @@ def checked_number(value: Any, name: str, caller: str, least: int) -> float:
     if not least <= value < float("inf"):
         raise ArgumentError(f"{caller}: {name} is {value}; wanted a number from {least}")
     return value
+
+
+def checked_integer(value: Any, name: str, caller: str, least: int) -> int:
+    """Returns an integer that is not smaller than another one.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is none.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(f"{caller}: {name} is {value!r:.60}, {type_text(value)}; wanted an integer")
+    return int(checked_number(value.__index__(), name, caller, least))

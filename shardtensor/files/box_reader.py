@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -82,13 +83,15 @@ class Reader:
         box: the elements that are read.
         out: an array of the shape of the box, into which they are read.
         filled: whether holes have the element ``fill_value``; otherwise they are an error.
+        sums: the checksums of the checksums of the inner chunks of files, by their keys; None if they are not known.
     """
 
     def __init__(
-        self, root: str, prefix: str, metadata: ArrayMetadata, box: Box, out: HostArray | None, filled: bool
-    ) -> None:
+        self, root: str, prefix: str, metadata: ArrayMetadata, box: Box, out: HostArray | None, filled: bool,
+        sums: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self._root, self._prefix, self._metadata = root, prefix, metadata
-        self._box, self._out, self._filled = box, out, filled
+        self._box, self._out, self._filled, self._sums = box, out, filled, sums
         self._native = not metadata.elements.big or metadata.dtype.itemsize == 1
         # Asked here, so that only one thread compiles it.
         self._by_c = self._native and metadata.elements.checked and is_available()
@@ -137,6 +140,8 @@ class Reader:
         size = os.fstat(descriptor).st_size
         begin = tuple(i * c for i, c in zip(index, metadata.chunk, strict=True))
         file = _File(descriptor, path, size, begin, part, self._index(descriptor, path, size))
+        if self._sums is not None:
+            self._check_sums(file, self._sums.get(metadata.key(index)))
         count, most = count_of_chunks(file.local, metadata.inner), max(_TASK // metadata.inner_nbytes, 1)
         return [(file, range(first, min(first + most, count))) for first in range(0, count, most)]
 
@@ -157,6 +162,22 @@ class Reader:
             content = data
         order = ">u8" if metadata.index.big else "<u8"
         return content.view(order).reshape(*metadata.per_chunk, 2)
+
+    def _check_sums(self, file: _File, expected: int | None) -> None:
+        """Checks that a file is the one that was written: it might be a file of another array of the same shape."""
+        ends = [file.size]
+        if file.entries is not None:
+            ends = [int(offset) + int(nbytes) for offset, nbytes in file.entries.reshape(-1, 2) if offset != HOLE]
+        sums = np.empty((len(ends), 4), np.uint8)
+        for row, end in zip(sums, ends, strict=True):
+            if not 4 <= end <= file.size:
+                raise ArgumentError(f"{file.path} is broken: an inner chunk ends at byte {end} of {file.size}")
+            read_into(file.descriptor, row, end - 4, file.path)
+        if expected is None or crc32c(sums) != expected:
+            raise ArgumentError(
+                f"{file.path} is damaged: it is not the file that was written, or has other checksums; restore an "
+                "older checkpoint, or a copy of the file"
+            )
 
     def _read_inner(self, file: _File, position: Shape) -> None:
         """Reads an inner chunk, if the file has it."""

@@ -4,7 +4,7 @@
 kernels of jit are, else by NumPy; `implementations` has all that this machine has. They give the same numbers.
 
 The state of a checksum is a polynomial over GF(2) of degree at most 31, whose highest coefficient is bit 0. Zero bytes
-that follow multiply it by a power of x, so that the checksum of two texts follows from those of both (`combined`).
+that follow multiply it by a power of x, so that the states of parts of a text can be put together.
 """
 
 from __future__ import annotations
@@ -53,11 +53,6 @@ def bytes_of(data: Any) -> HostArray:
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
-
-
-def combined(first: int, second: int, length: int) -> int:
-    """Returns the checksum of two texts in a row, of which the second one has ``length`` bytes."""
-    return _product(_power(length), first) ^ second
 
 
 @functools.cache

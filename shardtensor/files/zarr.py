@@ -19,7 +19,7 @@ from shardtensor.errors import ArgumentError
 from shardtensor.files.ahead import HELD, ahead
 from shardtensor.files.atomic import DISK, Disk, make_folder, naming, write_file
 from shardtensor.files.box_reader import Reader, missing
-from shardtensor.files.checksums import bytes_of, combined, crc32c
+from shardtensor.files.checksums import bytes_of, crc32c
 from shardtensor.files.chunk_grids import (
     Box,
     Shape,
@@ -53,7 +53,8 @@ class Written(NamedTuple):
     Attributes:
         key: its path below the folder of the array.
         nbytes: its size.
-        crc32c: the checksum of all of it.
+        crc32c: the checksum of a text; of a chunk, that of the checksums of its inner chunks, in C order. (The checksum
+            of all of its bytes would not depend on them, since each checksum follows what it is of.)
     """
 
     key: str
@@ -127,7 +128,7 @@ class _Encoder:
     metadata: ArrayMetadata
     index: Shape
     pieces: Sequence[tuple[Box, Any]]
-    checksum: int = 0
+    sums: list[int] = field(default_factory=list)
     scratch: list[HostArray | None] = field(default_factory=lambda: [None] * HELD)
 
     def buffers(self) -> Generator[HostArray | bytes]:
@@ -152,26 +153,19 @@ class _Encoder:
                 value = crc32c(data, value)
                 nbytes += data.size
                 yield data
-            self._count(value, nbytes)
             entries[number] = offset, nbytes + 4
             offset += nbytes + 4
-            yield self._checksum_bytes(value)
-        if metadata.index is None:
-            return
-        table = bytes_of(entries)
-        value = crc32c(table)
-        self._count(value, table.size)
-        yield table
-        yield self._checksum_bytes(value)
+            self.sums.append(value)
+            yield value.to_bytes(4, "little")
+        if metadata.index is not None:
+            table = bytes_of(entries)
+            yield table
+            yield crc32c(table).to_bytes(4, "little")
 
-    def _count(self, value: int, nbytes: int) -> None:
-        """Adds bytes with a checksum to that of the file, of which they are the next ones."""
-        self.checksum = combined(self.checksum, value, nbytes)
-
-    def _checksum_bytes(self, value: int) -> bytes:
-        data = value.to_bytes(4, "little")
-        self._count(crc32c(data), 4)
-        return data
+    @property
+    def checksum(self) -> int:
+        """The checksum of those of the inner chunks."""
+        return crc32c(np.array(self.sums, "<u4"))
 
     def _elements(self, slab: Box, box: Box | None) -> HostArray:
         """Returns the elements of a slab, of which the array has those of ``box``, as a contiguous array."""
@@ -253,11 +247,13 @@ class ZarrArray:
         root: the folder from which on links are not followed.
         metadata: its metadata.
         prefix: the path of the array below the root, with ``/`` at its end if it is not empty.
+        sums: the checksums (see `Written`) that files have by their keys; None if they are not known.
     """
 
     root: str
     metadata: ArrayMetadata
     prefix: str = ""
+    sums: Mapping[str, int] | None = None
 
     def read(self, box: Box | None = None, out: HostArray | None = None, *, filled: bool = False) -> HostArray:
         """Reads the elements of a box; of files, it reads the inner chunks that have some, and checks their sums.
@@ -289,7 +285,7 @@ class ZarrArray:
             raise ArgumentError(f"out has shape {out.shape} and dtype {out.dtype}; wanted {shape}, {metadata.dtype}")
         elif not out.flags.writeable:
             raise ArgumentError("out is read-only; wanted an array that can be written")
-        Reader(self.root, self.prefix, metadata, box, out, filled).read()
+        Reader(self.root, self.prefix, metadata, box, out, filled, self.sums).read()
         return out
 
     def verify(self, index: Shape, *, filled: bool = False) -> None:
@@ -300,7 +296,7 @@ class ZarrArray:
             OSError: it cannot be read; the error has its name.
         """
         box = chunk_box(index, self.metadata.chunk, self.metadata.shape)
-        Reader(self.root, self.prefix, self.metadata, box, None, filled).read()
+        Reader(self.root, self.prefix, self.metadata, box, None, filled, self.sums).read()
 
     def chunks(self) -> Iterable[Shape]:
         """Returns the indices of all outer chunks, in C order."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardtensor.files import checksums
-from shardtensor.files.checksums import bytes_of, combined, crc32c, implementations
+from shardtensor.files.checksums import bytes_of, crc32c, implementations
 from tests.draws import drawn
 
 IMPLEMENTATIONS = implementations()
@@ -51,7 +51,6 @@ def test_sizes_offsets_and_begins(name: str) -> None:
         assert IMPLEMENTATIONS[name](text, 0) == expected[n], n
         head = n // 3
         assert IMPLEMENTATIONS[name](text[head:], expected[head]) == expected[n], n
-        assert combined(expected[head], IMPLEMENTATIONS[name](text[head:], 0), n - head) == expected[n], n
 
 
 def test_arrays_of_any_dtype_and_read_only_bytes() -> None:
