@@ -282,7 +282,7 @@ def _files_from_json(rows: Any, name: str) -> Files:
     files = {}
     for key, row in rows.items():
         if any(part in ("", ".", "..") for part in key.split("/")) or not (key.isascii() and key.isprintable()):
-            raise ArgumentError(f"{name} is broken: its files have the name {key[:80]!r}")
+            raise ArgumentError(f"{name} is broken: the name {key[:80]!r} of a file is not accepted")
         valid = isinstance(row, list) and len(row) == 2 and type(row[0]) is int and row[0] >= 0
         if not valid or not isinstance(row[1], str) or not re.fullmatch("[0-9a-f]{8}", row[1]):
             raise ArgumentError(f"{name} is broken: of its file {key[:80]!r} it has {brief(row)}")

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -481,6 +482,28 @@ def test_inspection_shows_what_is_saved(saved: Path) -> None:
     assert "P('x', 'y') on x=2 x y=2" in text
     assert info.tree["opt"]["mu"].sharding.spec == st.P("x", "y")
     assert info.stored == sum(f.stat().st_size for f in saved.rglob("*") if f.is_file() and f.name != "checkpoint.json")
+
+
+def test_a_file_of_another_checkpoint_is_noticed(tmp_path: Path) -> None:
+    """Its own checksums are right."""
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        st.checkpoint.save(tmp_path / name, {"x": st.full((3, 4), value), "one": st.asarray(value)})
+    for key in ("x/c/0/0", "one/c"):
+        (tmp_path / "a" / key).write_bytes((tmp_path / "b" / key).read_bytes())
+    with pytest.raises(ArgumentError, match=r"leaf one: .*one/c is damaged.*; leaf x: .*x/c/0/0 is damaged"):
+        st.checkpoint.verify(tmp_path / "a")
+    for name in ("x", "one"):
+        with pytest.raises(ArgumentError, match=f"{name}: .*/{name}/c.* is damaged: it is not the file"):
+            st.checkpoint.restore(tmp_path / "a", only=name)
+
+
+def test_threads_save_one_after_the_other(tmp_path: Path) -> None:
+    def save(k: int) -> None:
+        st.checkpoint.save(tmp_path / str(k), {"k": k, "x": st.arange(k)})
+        assert st.checkpoint.restore(tmp_path / str(k))["k"] == k
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(20)))
 
 
 def test_the_manifest_is_readable_json(saved: Path) -> None:
