@@ -67,7 +67,7 @@ class Save:
         self._job, self._disk, self._after = job, disk, after
         self._written = threading.Event()
         self._is_stopped = threading.Event()
-        self._deadline = math.inf  # Until the others have said that they have written, they may take their time.
+        self._deadline = math.inf  # It is set when all processes have written their files.
         # A daemon, for which the interpreter does not wait at its end: `finish` is called there, which can stop it.
         self._thread = threading.Thread(target=self._run, name="shardtensor-checkpoint", daemon=True)
 
@@ -151,7 +151,7 @@ class Save:
             if time.monotonic() > self._deadline:
                 raise DistributedError(
                     f"checkpoint: process 0 has not seen {path}, which process {process} has written, within "
-                    f"{self._job.timeout:g} s: the processes need a file system that all of them share"
+                    f"{self._job.timeout / 2:g} s: the processes need a file system that all of them share"
                 )
             time.sleep(_POLL)
         with naming(path):
@@ -185,7 +185,7 @@ class Save:
         with self.removing():
             self._written.wait()
             self._job.agree("files written", self.error)
-            self._deadline = time.monotonic() + self._job.timeout
+            self._deadline = time.monotonic() + self._job.timeout / 2  # Before the others stop waiting for this one.
             self._thread.join()
             self._job.agree("folder renamed", self.error)
 
