@@ -93,7 +93,12 @@ class Info:
             f"{name or 'the tree'} was a {kind}: without like=, it is restored as a dict or a list"
             for name, kind in self.classes.items()
         ]
-        return "\n".join([head, *table, *notes])
+        return "\n".join(map(_printable, [head, *table, *notes]))
+
+
+def _printable(line: str) -> str:
+    """Returns a line without characters that a terminal obeys: whoever wrote the checkpoint chose the names."""
+    return line if line.isprintable() else "".join([c if c.isprintable() else ascii(c)[1:-1] for c in line])
 
 
 def inspect(path: Path) -> Info:

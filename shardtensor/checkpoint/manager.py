@@ -32,7 +32,8 @@ class Manager:
 
     Args:
         directory: the folder, which is created if only its parent exists.
-        keep: how many of the last checkpoints are kept; None for all.
+        keep: how many of the last checkpoints are kept; None for all. The one that was just written is kept, too, if
+            there are later ones.
         every: `save` writes a checkpoint only at steps that are multiples of this number.
         keep_every: checkpoints of steps that are multiples of this number are kept, too.
         memory: see `save`.

@@ -44,7 +44,8 @@ def restore(
     """Returns the tree of a checkpoint, on any mesh and number of processes.
 
     Each process reads only the parts of files that its devices need, straight into the memory of the shards, and
-    compares their checksums. In a job, all processes call this with the same arguments.
+    compares their checksums. If another program replaces the checkpoint meanwhile, the new one is read. In a job, all
+    processes call this with the same arguments.
 
     Args:
         path: the folder.

@@ -160,6 +160,8 @@ class Save:
 
     def _complete(self) -> None:
         """Completes the checkpoint, in process 0, after all others have written their files."""
+        if self._is_stopped.is_set():
+            raise _StoppedError
         files, self._is_complete = self._files, True
         for process in range(1, self._job.count):
             for name, rows in self._files_of(process).items():
@@ -180,7 +182,7 @@ class Save:
 
     def _files_of(self, process: int) -> dict[str, Files]:
         """Returns the files that another process has written."""
-        path, deadline = self._list_of(process), time.monotonic() + _PATIENCE
+        path, deadline = self._list_of(process), time.monotonic() + min(_PATIENCE, self._job.timeout / 2)
         while not os.path.exists(path) and time.monotonic() < deadline:
             time.sleep(_POLL)
         try:

@@ -17,6 +17,7 @@ import numpy as np
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.checkpoint import writing
+from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.errors import ArgumentError, DistributedError
 from shardtensor.files.atomic import DISK, is_leftover
@@ -133,6 +134,16 @@ def others() -> None:
     check_state(None)
     error = error_of(lambda: st.checkpoint.save(PATH, {**tree(1), "host": np.full(3, HERE)}))
     assert "process 0 has the leaf host" in str(error), error
+    check_state(None)
+
+
+def apart() -> None:
+    """Process 1 writes to another disk, on which the folder exists, too."""
+    with mock.patch.object(Save, "_list_of", lambda self, process: f"{FOLDER}/../apart{process}.{HERE}"):
+        error = error_of(lambda: st.checkpoint.save(PATH, tree(1), timeout=2))
+    assert "process 0 has not seen" in str(error)
+    assert "which process 1 has written, within" in str(error)
+    assert HERE == 0 or "process 0 failed" in str(error)
     check_state(None)
 
 
@@ -253,6 +264,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "disks":
         disks(int(sys.argv[3]))
         others()
+        apart()
         early()
         names()
         managers()

@@ -459,3 +459,15 @@ def test_arrays_that_the_manifest_and_zarr_describe_differently(path: Path) -> N
     content = content_of(path)
     content["arrays"]["a/w"]["shape"] = [3, 2]
     refused(path, content, "a/w")
+
+
+def test_tables_of_checkpoints_have_no_control_characters(path: Path) -> None:
+    """A terminal would obey them."""
+    content = content_of(path)
+    content["tree"]["type"] = "\x1b[2J\ud800"
+    content["arrays"]["a/w"]["layout"]["mesh"][0][0] = "\x1b]0;x\x07"
+    content["arrays"]["a/w"]["layout"]["spec"] = []
+    put(path, content)
+    text = str(st.checkpoint.inspect(path))
+    assert text.replace("\n", "").isprintable()
+    assert "\\x1b[2J\\ud800" in text

@@ -21,13 +21,12 @@ from tests.scripts import run_script
 PROGRAM = str(Path(kills.__file__))
 
 
-def check(folder: Path, kind: str) -> int:
-    """Checks what a killed program has left, saves the next checkpoint, and returns the step of the last one."""
+def check(folder: Path, kind: str) -> None:
+    """Checks what a killed program has left, and saves the next checkpoint."""
     with open(folder / "log", encoding="ascii") as log:
         logged = max([int(line) for line in log.read().splitlines()], default=0)
     step, restored = kills.latest(str(folder))
-    assert step >= logged
-    assert step <= logged + 2
+    assert logged <= step <= logged + 2  # The last ones may be complete before the program logs it.
     if step:
         assert bits(restored) == bits(kills.tree(step))
     for name in [name for name in os.listdir(folder) if not is_leftover(name) and name != "log"]:
@@ -45,7 +44,8 @@ def check(folder: Path, kind: str) -> int:
     elif kind != "overwrite":
         assert names == before | {f"{step + 1:08d}"}
     assert kills.latest(str(folder))[0] == step + 1
-    return step
+    with open(folder / "log", "a", encoding="ascii") as log:
+        log.write(f"{step + 1}\n")
 
 
 LONGEST = {"save": 120, "background": 120, "overwrite": 180, "manager": 150}
@@ -58,14 +58,11 @@ SCRIPT = "import sys; from tests.checkpoint import kills; kills.run(*sys.argv[1:
 def test_a_program_that_is_killed(kind: str, tmp_path: Path) -> None:
     """The folder is the same for all kills: each goes on where the last one was killed."""
     draw = random.Random(kind)
-    last = 0
     for number in range(drawn(40, fast=4)):
         when = f"{draw.uniform(0, 30):.2f}ms" if number % 2 else str(draw.randrange(LONGEST[kind]))
         ended = run_script(SCRIPT, str(tmp_path), kind, when)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-        step = check(tmp_path, kind)
-        assert step > last, when
-        last = step + 1
+        check(tmp_path, kind)
 
 
 @pytest.mark.slow
@@ -88,11 +85,8 @@ def test_a_job_of_which_processes_are_killed(
     engine: str, processes: int, kind: str, process: str, tmp_path: Path
 ) -> None:
     draw = random.Random(f"{processes} {kind} {process}")
-    last = 0
     for number in range(drawn(2, fast=1)):
         when = f"{draw.uniform(0, 50):.2f}ms" if number % 2 else str(draw.randrange(50))
         status, text = launch(engine, processes, PROGRAM, str(tmp_path), kind, when, process)
         assert status == 128 + signal.SIGKILL, text
-        step = check(tmp_path, kind)
-        assert step > last, when
-        last = step + 1
+        check(tmp_path, kind)
