@@ -169,6 +169,19 @@ def names() -> None:
     alike()
 
 
+def alone() -> None:
+    """A program without a job has saved it, on as many devices as one process has: all processes get parts of it."""
+    restored = st.checkpoint.restore(f"{FOLDER}-alone")
+    assert len(restored["a"]["w"].sharding.mesh.flat) == st.device_count()
+    total = restored["a"]["w"].sum()
+    assert float(distributed.process_allgather(total)) == 15.0
+    assert restored["b"].tolist() == [0] * 3
+    st.checkpoint.save(PATH, restored)
+    if not HERE:
+        os.system(f"rm -r {PATH}")
+    alike()
+
+
 def managers() -> None:
     """A save in the background fails in process 1, and is reported at the same call in all processes."""
     folder = f"{FOLDER}/run"
@@ -267,6 +280,7 @@ if __name__ == "__main__":
         apart()
         early()
         names()
+        alone()
         managers()
         print("done")
     elif sys.argv[1] == "stopped":

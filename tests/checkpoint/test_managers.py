@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.checkpoint import manifest
 from shardtensor.checkpoint.manager import Manager
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.atomic import DISK, is_leftover, name_beside
@@ -266,6 +268,14 @@ def test_readers_beside_a_writer_see_whole_checkpoints(written: Path) -> None:
         seen |= {last := same, latest}
         assert manager.steps()
     assert len(seen) > 3
+
+
+def test_a_checkpoint_that_is_replaced_all_the_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+    monkeypatch.setattr(manifest, "state_of", lambda path: next(count))
+    for function in (st.checkpoint.restore, st.checkpoint.inspect, st.checkpoint.verify):
+        with pytest.raises(ArgumentError, match=rf"{function.__name__}: .*00000002 was replaced 50 times while it was"):
+            function(folder / "00000002")
 
 
 @pytest.mark.full
