@@ -36,7 +36,7 @@ def latest(folder: str) -> tuple[int, Any]:
     for name in sorted(names, reverse=True):
         try:
             restored = st.checkpoint.restore(f"{folder}/{name}")
-        except ArgumentError as error:
+        except (ArgumentError, FileNotFoundError) as error:
             if "there is no checkpoint" in str(error):
                 continue
             raise

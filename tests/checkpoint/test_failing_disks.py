@@ -75,7 +75,7 @@ def check_a_failure(disk: Faulty, folder: Path, trees: list[Any], overwrite: boo
             st.checkpoint.verify(second)
             assert bits(st.checkpoint.restore(second)) in (expected[1:] if overwrite else expected[2:])
         else:
-            with pytest.raises(ArgumentError, match="there is no checkpoint"):
+            with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
                 st.checkpoint.restore(second)
     for name in leftovers_of(folder):
         # Where removals fail; or what replaced the old one may not be on the disk.
