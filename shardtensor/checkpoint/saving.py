@@ -79,9 +79,9 @@ class Save:
         self._job, self._disk, self._after = job, disk, after
         self._files: dict[str, Files] = {}
         self._is_complete = False
-        self._written = threading.Event()
-        self._is_finishing = threading.Event()
-        self._is_stopped = threading.Event()
+        self._written = threading.Event()  # fork: the child forgets the save, of which it has no thread.
+        self._is_finishing = threading.Event()  # fork: see above.
+        self._is_stopped = threading.Event()  # fork: see above.
         # No daemon: at its end, the interpreter waits until the files are written, and then calls `finish`.
         self._thread = threading.Thread(target=self._run, name="shardtensor-checkpoint", daemon=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -36,13 +37,16 @@ class Faulty(Disk):
         self.failed: list[tuple[str, str]] = []
         self.paths: dict[int, str] = {}
         self.count = 0
+        self.lock = threading.Lock()
 
     def _pass(self, name: str, path: str) -> None:
-        self.log.append((name, path))
-        if name not in self.only:
-            return
-        self.count += 1
-        if self.count - 1 == self.at or (self.lasts and self.count > self.at):
+        with self.lock:  # Several threads write.
+            self.log.append((name, path))
+            if name not in self.only:
+                return
+            self.count += 1
+            count = self.count
+        if count - 1 == self.at or (self.lasts and count > self.at):
             error = self.error(path)
             if error is not None:
                 self.failed.append((name, path))
@@ -62,8 +66,9 @@ class Faulty(Disk):
         self._pass("flush", os.readlink(f"/proc/self/fd/{descriptor}"))
 
     def close(self, descriptor: int) -> None:
+        path = self.paths.pop(descriptor)  # Before another thread gets the same number.
         super().close(descriptor)
-        self._pass("close", self.paths.pop(descriptor))
+        self._pass("close", path)
 
     def make_folder(self, path: str) -> None:
         self._pass("make_folder", path)

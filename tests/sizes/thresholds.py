@@ -152,13 +152,13 @@ OTHERS = {
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
     "thresholds of files and checkpoints, which their tests have on both sides": """
-        checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.saving._SMALL checkpoint.contents._BLOCK
+        checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.saving._SMALL
         files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
         files.box_reader._SLAB files.byte_ranges._PAGE files.byte_ranges._SLAB files.byte_ranges._SPAN files.checksums._LANES
         files.checksums._STEPS files.chunk_grids._ROW files.joint_writes._LEAST_RUN files.joint_writes._ROUND
         files.paths._BLOCK files.row_reads._CACHED files.zarr._AHEAD files.zarr._SLAB""",
     "sizes of files, and numbers by which they are defined": """
-        checkpoint.manager._DIGITS checkpoint.manager._LAST checkpoint.manifest.VERSION checkpoint.manifest._MOST
+        checkpoint.manager._DIGITS checkpoint.manager._LAST checkpoint.manifest.VERSION checkpoint.manifest._MOST checkpoint.manifest._TRIES
         checkpoint.saving._MOST checkpoint.trees.DEEPEST checkpoint.trees._LONGEST
         files.atomic._LONGEST files.checksums._LANE files.checksums._ONE files.checksums._ONES
         files.checksums._POLYNOMIAL files.metadata.HOLE files.metadata.MOST files.metadata.DIMENSIONS
