@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import is_remote
+from shardtensor.communication.between_processes.processes import host_copies
 from shardtensor.communication.transfer import are_joined
 from shardtensor.files.chunk_grids import Box
 from shardtensor.sharding.layout import NamedSharding
@@ -55,10 +56,8 @@ class DevicePiece:
         return part
 
     def _read(self, index: tuple[slice, ...]) -> HostArray:
-        backend = backend_of(self.device)
-        with backend.on(self.device):
-            array = backend.view(self.array, index) if index else self.array
-            return np.asarray(backend.to_host(backend.contiguous(array), self.device))
+        (elements,) = host_copies([(self.array, self.device, index or None)])
+        return elements
 
 
 Source = HostArray | DevicePiece

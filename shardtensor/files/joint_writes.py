@@ -23,6 +23,7 @@ from shardtensor.communication.between_processes.processes import (
     described,
     everywhere,
     gather_texts,
+    host_copies,
     is_common,
     note,
     process_of,
@@ -303,13 +304,8 @@ def _parts(sources: Sequence[_Source], first: Sequence[int]) -> Iterator[tuple[i
         held = [grid.box(k) for k in range(len(grid.devices))]
         for k, own in cut_over_replicas(held, itemsize, turn).items():
             for box in boxes_of(own, itemsize) if not is_remote(grid.devices[k]) else ():
-                yield start, shape, box, _on_host(shards[k], grid.devices[k], slices(box, held[k]))
-
-
-def _on_host(array: Any, device: Device, index: tuple[slice, ...]) -> HostArray:
-    backend = backend_of(device)
-    with backend.on(device):
-        return backend.to_host(backend.view(array, index) if index else array, device)
+                (elements,) = host_copies([(shards[k], grid.devices[k], slices(box, held[k]))])
+                yield start, shape, box, elements
 
 
 def _write_round(descriptor: int, path: str, parts: Iterator[tuple[int, Shape, Box, HostArray]]) -> bool:

@@ -276,11 +276,11 @@ def everywhere(
             results.append(into[n] if into else None)
             continue
         if into is None:
-            results += _on_hosts([(array, device, None)])
+            results += host_copies([(array, device, None)])
             continue
         for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
             index: Any = (*box, ...)
-            (into[n][index],) = _on_hosts([(array, device, box)])
+            (into[n][index],) = host_copies([(array, device, box)])
         results.append(into[n])
     numbers, parcels, messages = [], [], []
     for receiver in range(job.engine.process_count) if root is None else (root,):
@@ -376,7 +376,7 @@ class _Freight:
 
     def _packed(self, packet: Packet) -> Any:
         """Returns the bytes of a packet: those of the array itself, if it is the only one and lies as it is sent."""
-        hosts = _on_hosts([(*self._messages[part.number][:2], part.box) for part in packet.parts])
+        hosts = host_copies([(*self._messages[part.number][:2], part.box) for part in packet.parts])
         if len(hosts) == 1 and hosts[0].flags.c_contiguous:
             return as_bytes(hosts[0])
         packed = _new(packet.nbytes)
@@ -440,7 +440,7 @@ def _dtype(array: Any) -> np.dtype[Any]:
     return backend.dtype_of(array)
 
 
-def _on_hosts(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
+def host_copies(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
     """Returns the elements of arrays on devices, or those in a box of each, as host arrays.
 
     Where a backend has page-locked memory, all of them are copied to it at the same time.
