@@ -63,7 +63,8 @@ class Manager:
         self._keep = None if keep is None else writing.checked_integer(keep, "keep", name, 1)
         self._every = writing.checked_integer(every, "every", name, 1)
         self._keep_every = None if keep_every is None else writing.checked_integer(keep_every, "keep_every", name, 1)
-        self._memory, self._timeout = memory, timeout
+        self._memory = None if memory is None else writing.checked_integer(memory, "memory", name, 1)
+        self._timeout = None if timeout is None else writing.checked_number(timeout, "timeout", name, 0)
         self._is_ending = False
         self._handler: Any = None
         self._on_sigterm = on_sigterm
