@@ -253,7 +253,7 @@ class Save:
 def in_threads(function: Callable[[T], U], items: Sequence[T], count: int) -> list[U]:
     """Returns the results of a function of items, which several threads compute; an error ends all of them.
 
-    Other than those of `concurrent.futures`, the threads may also be started while the interpreter waits for its last
+    Unlike those of `concurrent.futures`, the threads may also be started while the interpreter waits for its last
     threads.
     """
     numbers, results, errors = iter(range(len(items))), dict[int, U](), list[BaseException]()

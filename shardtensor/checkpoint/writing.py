@@ -213,7 +213,7 @@ def checked_path(path: Any, caller: str) -> str:
     """Returns a path as text, without a separator at its end.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it is none.
+        ArgumentTypeError, ArgumentError: it is not a path.
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
@@ -228,10 +228,10 @@ def checked_path(path: Any, caller: str) -> str:
 
 
 def checked_number(value: Any, name: str, caller: str, least: int) -> float:
-    """Returns a number that is not smaller than another one.
+    """Returns a number, which has to be at least ``least``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it is none.
+        ArgumentTypeError, ArgumentError: it is not a number, or is smaller.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{caller}: {name} is {value!r:.60}, {type_text(value)}; wanted a number")
@@ -241,10 +241,10 @@ def checked_number(value: Any, name: str, caller: str, least: int) -> float:
 
 
 def checked_integer(value: Any, name: str, caller: str, least: int) -> int:
-    """Returns an integer that is not smaller than another one.
+    """Returns an integer, which has to be at least ``least``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it is none.
+        ArgumentTypeError, ArgumentError: it is not an integer, or is smaller.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)

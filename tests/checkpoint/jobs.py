@@ -194,7 +194,7 @@ def ends(how: str) -> None:
         st.checkpoint.save(PATH, given, overwrite=True)
         assert bits(st.checkpoint.restore(PATH)) == bits(given)
     alike()
-    with mock.patch.object(DISK, "flush", lambda descriptor: time.sleep(0.05)):
+    with mock.patch.object(DISK, "flush", side_effect=lambda descriptor: time.sleep(0.05)):
         st.checkpoint.save(f"{FOLDER}/last", tree(3), wait=False)
         if how == "shutdown":
             distributed.shutdown()

@@ -233,9 +233,10 @@ def test_a_later_thread_that_cannot_be_started(tmp_path: Path) -> None:
         time.sleep(0.02)
 
     tree = {str(k): st.ones(3) for k in range(8)}
-    with mock.patch.object(threading.Thread, "start", limited), pytest.raises(RuntimeError, match="can't start"):
+    with mock.patch.object(threading.Thread, "start", limited):
         writing.start(tmp_path / "x", tree, "checkpoint.save", disk=Faulty(4, slow))
-        writing.finish()
+        with pytest.raises(RuntimeError, match="can't start"):
+            writing.finish()
     assert os.listdir(tmp_path) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "shardtensor-checkpoint"]
 
