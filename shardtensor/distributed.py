@@ -161,13 +161,17 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Disconnects this process, after all processes have called this; it is called when a process ends.
+    """Disconnects this process, after all processes have called this; it is called when a process ends. A checkpoint in
+    the background is completed first.
 
     Raises:
         DistributedError: the other processes have not called the same before, have failed, or do not come in time.
+        OSError: a file of the checkpoint could not be written; this process is still connected.
     """
     if JOB.agreement is None:
         return
+    for function in JOB.before_end:
+        function()
     JOB.agreement.end()
     JOB.agreement = None
     atexit.unregister(_at_exit)

@@ -63,15 +63,17 @@ class Manager:
         self._keep = None if keep is None else writing.checked_integer(keep, "keep", name, 1)
         self._every = writing.checked_integer(every, "every", name, 1)
         self._keep_every = None if keep_every is None else writing.checked_integer(keep_every, "keep_every", name, 1)
-        self._memory, self._timeout = memory, timeout
+        self._memory = None if memory is None else writing.checked_integer(memory, "memory", name, 1)
+        self._timeout = None if timeout is None else writing.checked_number(timeout, "timeout", name, 0)
         self._is_ending = False
         self._handler: Any = None
+        self._is_handling = False
         self._on_sigterm = on_sigterm
         JobPart(name).together("directory", self._make_directory)
         if on_sigterm:
             if not in_main_thread():
                 raise ArgumentError(f"{name}: on_sigterm=True needs the main thread, in which Python handles signals")
-            self._handler = signal.signal(signal.SIGTERM, self._note_sigterm)
+            self._handle_sigterm()
 
     def _make_directory(self) -> None:
         try:
@@ -143,8 +145,14 @@ class Manager:
 
     # -- SIGTERM -----------------------------------------------------------------------------------
 
+    def _handle_sigterm(self) -> None:
+        self._handler = signal.signal(signal.SIGTERM, self._note_sigterm)
+        self._is_ending, self._is_handling = False, True
+
     def _note_sigterm(self, *_: object) -> None:
         self._is_ending = True
+        if not self._is_handling:  # A manager that was made later has put back this handler.
+            self._end()
 
     def _is_told_to_end(self) -> bool:
         """Whether any process was told to end."""
@@ -153,15 +161,19 @@ class Manager:
 
     def _end(self) -> None:
         """Ends the program as SIGTERM does where no handler was set, or calls the handler that was."""
+        self._is_ending = False  # The end of the block does not send it again.
         self._put_back_handler()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _put_back_handler(self) -> None:
-        if self._on_sigterm:
+        self._is_handling = False
+        # The handler of a manager that was made later remains: it puts back the one of this manager.
+        if signal.getsignal(signal.SIGTERM) == self._note_sigterm:
             signal.signal(signal.SIGTERM, self._handler if self._handler is not None else signal.SIG_DFL)
-            self._on_sigterm = False
 
     def __enter__(self) -> Manager:
+        if self._on_sigterm and not self._is_handling:  # It was the manager of another block before.
+            self._handle_sigterm()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -21,7 +21,17 @@ from shardtensor.checkpoint.trees import Node, mapped, names_of, tree_of
 from shardtensor.communication.between_processes.processes import cross
 from shardtensor.errors import ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.files.checksums import crc32c
-from shardtensor.files.chunk_grids import Box, Grid, Shape, chunk_box, difference, intersection, plan_grid, slices
+from shardtensor.files.chunk_grids import (
+    Box,
+    Grid,
+    Shape,
+    chunk_box,
+    difference,
+    intersection,
+    plan_grid,
+    slabs,
+    slices,
+)
 from shardtensor.files.metadata import ArrayMetadata, Object, array_metadata
 from shardtensor.files.zarr_types import name_of
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
@@ -29,6 +39,10 @@ from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 Piece = tuple[Box, Source]
 
 _metadata = functools.lru_cache(256)(array_metadata)  # Models have many arrays of few shapes.
+
+
+_SUMMED = 1 << 24
+"""The bytes of a piece that are summed at once."""
 
 
 @dataclass
@@ -79,8 +93,13 @@ class ArrayPlan:
         text = f"{record.dtype}{list(record.shape)} {record.layout or 'array of NumPy'}"
         if record.layout is not None and not record.layout.local:
             return text
-        sums = [crc32c(np.ascontiguousarray(source[(...,)])) for _, source in self.pieces]
-        return f"{text} with the checksums {sums}"
+        return f"{text} with the checksums {[self._checksum(*piece) for piece in self.pieces]}"
+
+    def _checksum(self, box: Box, source: Source) -> int:
+        value = 0
+        for slab in slabs(box, self.record.dtype.itemsize, _SUMMED):
+            value = crc32c(np.ascontiguousarray(source[slices(slab, box)]), value)
+        return value
 
     def moves(self) -> list[tuple[int, int, Box]]:
         """Returns what the processes that write chunks lack of them: the owner that sends, the one that receives, and a

@@ -164,7 +164,12 @@ def _wanted(
 ) -> list[_Wanted]:
     tree = manifest.tree
     if only is not None:
-        tree = selected(tree, [only] if isinstance(only, str) else only)
+        names = [only] if isinstance(only, str) else only
+        if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+            raise ArgumentTypeError(f"only is {only!r:.60}, {type_text(only)}; wanted names of leaves")
+        tree = selected(tree, names)
+    if not isinstance(rename, Mapping) or not all(isinstance(name, str) for pair in rename.items() for name in pair):
+        raise ArgumentTypeError(f"rename is {rename!r:.60}, {type_text(rename)}; wanted new names by old names")
     tree = renamed(tree, rename)
     if device is not None:
         if like is not None:

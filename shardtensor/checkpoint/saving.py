@@ -253,7 +253,7 @@ class Save:
 def in_threads(function: Callable[[T], U], items: Sequence[T], count: int) -> list[U]:
     """Returns the results of a function of items, which several threads compute; an error ends all of them.
 
-    Other than those of `concurrent.futures`, the threads may also be started while the interpreter waits for its last
+    Unlike those of `concurrent.futures`, the threads may also be started while the interpreter waits for its last
     threads.
     """
     numbers, results, errors = iter(range(len(items))), dict[int, U](), list[BaseException]()
@@ -271,10 +271,15 @@ def in_threads(function: Callable[[T], U], items: Sequence[T], count: int) -> li
                 errors.append(error)
 
     others = [threading.Thread(target=run, name="shardtensor-checkpoint") for _ in range(min(count, len(items)) - 1)]
-    for thread in others:
-        thread.start()
-    run()
-    for thread in others:
+    started = 0
+    try:
+        for thread in others:
+            thread.start()
+            started += 1
+        run()
+    except RuntimeError as error:  # No thread can be started; those that run have to end before files are removed.
+        errors.append(error)
+    for thread in others[:started]:
         thread.join()
     if errors:
         raise errors[0]

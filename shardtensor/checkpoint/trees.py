@@ -283,7 +283,8 @@ def _without(node: Node[L], path: tuple[Key, ...]) -> tuple[Node[L], Node[L] | L
 
 def _with(node: Node[L], path: tuple[str, ...], child: Node[L] | L) -> Node[L]:
     known = {_part(key): key for key in node.entries}
-    key: Key = known.get(path[0], int(path[0]) if node.kind in ("list", "tuple") and path[0].isdigit() else path[0])
+    is_index = node.kind in ("list", "tuple") and path[0].isascii() and path[0].isdigit() and len(path[0]) < 10
+    key: Key = known.get(path[0], int(path[0]) if is_index else path[0])
     before = node.entries.get(key)
     if len(path) == 1:
         if before is not None:

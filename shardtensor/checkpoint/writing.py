@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from shardtensor.checkpoint.pieces import BLOCK
 from shardtensor.checkpoint.plans import exchange_borders, plan_save
 from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
+from shardtensor.communication.between_processes.processes import JOB
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.files.atomic import DISK, Disk, discard, new_folder, recover
 from shardtensor.host import fork
@@ -105,14 +107,18 @@ def check() -> None:
     """Raises the error of a save in the background that has failed; otherwise does not wait. In a job it does nothing:
     the other processes do not know of the error before all of them wait.
     """
-    if _Background.save is not None and _Background.save.error is not None and _Background.save.is_alone:
+    current = _Background.save  # Another thread may finish it meanwhile.
+    if current is not None and current.error is not None and current.is_alone:
         finish()
 
 
-def _at_exit() -> None:
-    """Completes the save before the program ends; Python prints its error."""
+def complete() -> None:
+    """Completes the save before the job or the program ends; Python prints its error at the end of the program."""
     if _Background.save is not None and not _Background.save.is_abandoned:
         finish()
+
+
+JOB.before_end.append(complete)
 
 
 def start(
@@ -150,9 +156,8 @@ def start(
         job.together("folder", lambda: _check_visible(folder))
         if job.count > 1:
             exchange_borders(plan.arrays, caller)
-        if not getattr(_at_exit, "is_registered", False):
-            atexit.register(_at_exit)
-            _at_exit.is_registered = True  # type: ignore[attr-defined]
+        atexit.unregister(complete)  # It is registered last, to be called before the job ends, which began meanwhile.
+        atexit.register(complete)
         save.start()
         _Background.save = save
 
@@ -208,7 +213,7 @@ def checked_path(path: Any, caller: str) -> str:
     """Returns a path as text, without a separator at its end.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it is none.
+        ArgumentTypeError, ArgumentError: it is not a path.
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
@@ -223,10 +228,10 @@ def checked_path(path: Any, caller: str) -> str:
 
 
 def checked_number(value: Any, name: str, caller: str, least: int) -> float:
-    """Returns a number that is not smaller than another one.
+    """Returns a number, which has to be at least ``least``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it is none.
+        ArgumentTypeError, ArgumentError: it is not a number, or is smaller.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{caller}: {name} is {value!r:.60}, {type_text(value)}; wanted a number")
@@ -236,11 +241,15 @@ def checked_number(value: Any, name: str, caller: str, least: int) -> float:
 
 
 def checked_integer(value: Any, name: str, caller: str, least: int) -> int:
-    """Returns an integer that is not smaller than another one.
+    """Returns an integer, which has to be at least ``least``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it is none.
+        ArgumentTypeError, ArgumentError: it is not an integer, or is smaller.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
         raise ArgumentTypeError(f"{caller}: {name} is {value!r:.60}, {type_text(value)}; wanted an integer")
-    return int(checked_number(value.__index__(), name, caller, least))
+    return int(checked_number(number, name, caller, least))

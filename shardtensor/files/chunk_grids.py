@@ -147,17 +147,6 @@ def slabs(box: Box, itemsize: int, most: int) -> Iterator[Box]:
             yield (*start, (row, min(row + rows, end)), *box[d:])
 
 
-def tiled(boxes: Sequence[Box]) -> Box | None:
-    """Returns the box that the boxes of the devices of a process tile, of which any two are equal or disjoint; None if
-    there is none. With it, the process is one owner, which writes one file, and otherwise its devices are owners.
-    """
-    parts = {box for box in boxes if size_of(box)}
-    if not parts:
-        return boxes[0] if boxes else None
-    whole = tuple((min(b for b, _ in bounds), max(e for _, e in bounds)) for bounds in zip(*parts, strict=True))
-    return whole if size_of(whole) == sum(map(size_of, parts)) else None
-
-
 # -- owners ----------------------------------------------------------------------------------------
 
 

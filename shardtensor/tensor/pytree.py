@@ -179,7 +179,8 @@ def keys_of(tree: Any) -> list[tuple[Any, Any]] | None:
     """Returns the entries of the outermost container, each with its key; None for a leaf.
 
     The key is that of a dict, the index of a list, the field of a named tuple, and of an object of a registered class
-    the field that has the child, or the number of the child if it is not a field.
+    the field that has the child. It is the number of the child if no field has it, or if the class refuses to be made
+    of children of any type.
     """
     children, spec = _one_level(tree)
     if spec is None:
@@ -188,11 +189,27 @@ def keys_of(tree: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         keys = list(tree._fields)
     elif not isinstance(tree, (dict, list, tuple, deque)):
-        fields = [(name, value) for name in _fields_of(tree) if (value := getattr(tree, name, tree)) is not tree]
-        for number, child in enumerate(children):
-            owner = next((name for name, value in fields if value is child and name not in keys), None)
-            keys[number] = keys[number] if owner is None else owner
+        owners = _owners(spec, len(children))
+        keys = [owners.get(number, number) for number in range(len(children))]
     return list(zip(keys, children, strict=True))
+
+
+def _owners(spec: PyTreeSpec, count: int) -> dict[int, str]:
+    """Returns the names of the fields that have the children of an object, by their numbers.
+
+    An object with other children shows them: of the object itself, several fields may have the same child, such as
+    None, and fields in another order would be taken for each other.
+    """
+    marks = [object() for _ in range(count)]
+    try:
+        marked = spec.unflatten(marks)
+    except Exception:  # Of any kind: the class accepts only some children.
+        return {}
+    numbers, owners = {id(mark): number for number, mark in enumerate(marks)}, dict[int, str]()
+    for name in _fields_of(marked):
+        if (number := numbers.get(id(getattr(marked, name, None)))) is not None:
+            owners.setdefault(number, name)
+    return owners
 
 
 def _fields_of(x: Any) -> list[str]:

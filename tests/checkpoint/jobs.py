@@ -182,6 +182,25 @@ def alone() -> None:
     alike()
 
 
+def ends(how: str) -> None:
+    """The job ends before a save in the background is complete."""
+    for backend in ("checked", "torch"):
+        local = st.local_devices(backend)
+        split = st.NamedSharding(st.make_mesh((2,), ("y",), devices=local[:2]), st.P("y"))
+        given = {
+            "one": st.asarray(np.arange(6.0).reshape(2, 3), device=local[0]),
+            "two": st.device_put(np.ones(5), split),
+        }
+        st.checkpoint.save(PATH, given, overwrite=True)
+        assert bits(st.checkpoint.restore(PATH)) == bits(given)
+    alike()
+    with mock.patch.object(DISK, "flush", side_effect=lambda descriptor: time.sleep(0.05)):
+        st.checkpoint.save(f"{FOLDER}/last", tree(3), wait=False)
+        if how == "shutdown":
+            distributed.shutdown()
+            assert os.listdir(f"{FOLDER}/last")
+
+
 def managers() -> None:
     """A save in the background fails in process 1, and is reported at the same call in all processes."""
     folder = f"{FOLDER}/run"
@@ -272,6 +291,8 @@ def stopped(process: int, when: str) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "ends":
+        st.checkpoint.save(f"{FOLDER}/{os.getpid()}", 1)  # Before the job begins.
     distributed.initialize(timeout=20)
     HERE, COUNT = distributed.process_index(), distributed.process_count()
     if sys.argv[1] == "disks":
@@ -283,6 +304,8 @@ if __name__ == "__main__":
         alone()
         managers()
         print("done")
+    elif sys.argv[1] == "ends":
+        ends(sys.argv[3])
     elif sys.argv[1] == "stopped":
         stopped(int(sys.argv[3]), sys.argv[4])
     elif sys.argv[1] == "readers":

@@ -221,6 +221,26 @@ def test_a_thread_that_cannot_be_started(trees: Any, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_later_thread_that_cannot_be_started(tmp_path: Path) -> None:
+    start, count = threading.Thread.start, itertools.count()
+
+    def limited(thread: threading.Thread) -> None:
+        if next(count) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def slow(path: str) -> None:
+        time.sleep(0.02)
+
+    tree = {str(k): st.ones(3) for k in range(8)}
+    with mock.patch.object(threading.Thread, "start", limited):
+        writing.start(tmp_path / "x", tree, "checkpoint.save", disk=Faulty(4, slow))
+        with pytest.raises(RuntimeError, match="can't start"):
+            writing.finish()
+    assert os.listdir(tmp_path) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "shardtensor-checkpoint"]
+
+
 @pytest.mark.parametrize("at", [1, 5, 30, 52])
 def test_an_interrupt_while_a_save_is_awaited_leaves_nothing_or_the_checkpoint(
     at: int, trees: Any, tmp_path: Path

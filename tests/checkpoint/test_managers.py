@@ -201,6 +201,26 @@ def test_a_program_that_is_told_to_end_saves_its_step_and_ends_by_the_signal(whe
         assert Manager(tmp_path / "a").steps() == []
 
 
+def test_handlers_of_several_managers_and_blocks(tmp_path: Path) -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        first, second = (Manager(tmp_path / name, on_sigterm=True) for name in "ab")
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(told) == 1  # What the first one had replaced is called, although it ended before the second one.
+        for number in (2, 3):
+            with first:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert len(told) == number - 1
+                first.save(number, {})
+                assert len(told) == number
+        assert first.steps() == [2, 3]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["mpi", pytest.param("gloo", marks=pytest.mark.full)])
 def test_all_processes_save_the_step_if_one_is_told_to_end(engine: str, tmp_path: Path) -> None:

@@ -296,6 +296,32 @@ def test_what_would_come_back_differently_is_refused(leaf: Any, message: str, tm
     assert os.listdir(tmp_path) == []
 
 
+@dataclasses.dataclass
+class Reversed:
+    w: Any
+    moments: Any
+
+
+st.register_pytree_node(Reversed, lambda x: ((x.moments, x.w), None), lambda _, c: Reversed(c[1], c[0]))
+
+
+class Positive:
+    def __init__(self, n: int) -> None:
+        self.n = n + 0
+
+
+st.register_pytree_node(Positive, lambda x: ((x.n,), None), lambda _, c: Positive(*c))
+
+
+def test_children_are_those_of_their_fields_in_any_order_and_with_equal_values(tmp_path: Path) -> None:
+    st.checkpoint.save(tmp_path / "a", Reversed(1, 2))
+    for like in (Reversed(0, 0), Reversed(None, None)):
+        assert st.checkpoint.restore(tmp_path / "a", like) == Reversed(1, 2)
+    st.checkpoint.save(tmp_path / "b", Positive(3))  # It refuses children of other types, which tell its fields.
+    assert st.checkpoint.restore(tmp_path / "b") == {0: 3}
+    assert st.checkpoint.restore(tmp_path / "b", Positive(0)).n == 3
+
+
 def test_keys_and_depth_are_limited(tmp_path: Path) -> None:
     with pytest.raises(ArgumentTypeError, match=r"a has the key 1.5, a float; wanted text or an integer"):
         st.checkpoint.save(tmp_path / "a", {"a": {1.5: 1}})
@@ -425,6 +451,14 @@ def test_wrong_arguments_are_errors(saved: Path, tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(error, match=f"checkpoint.save: {next(iter(options))} is"):
             save(tmp_path / "b", 1, **options)
+    for name, value in (("only", 5), ("only", [5]), ("rename", ["w"]), ("rename", {"w": 3}), ("rename", {3: "w"})):
+        with pytest.raises(ArgumentTypeError, match=f"{name} is"):
+            restore(saved, **{name: value})
+    for name in ("memory", "timeout", "keep"):
+        with pytest.raises(ArgumentTypeError, match=f"checkpoint.Manager: {name} is"):
+            st.checkpoint.Manager(tmp_path, **{name: "a"})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="step is"):
+        st.checkpoint.Manager(tmp_path).save(np.array([1, 2]), 1)  # type: ignore[arg-type]
     with pytest.raises(FileExistsError, match="overwrite=True"):
         save(saved, 1)
     with pytest.raises(NotADirectoryError):

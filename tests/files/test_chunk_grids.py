@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardtensor.errors import ShardingError
-from shardtensor.files.chunk_grids import Box, Grid, chunk_box, cut_over_replicas, plan_grid, size_of, slabs, tiled
+from shardtensor.files.chunk_grids import Box, Grid, chunk_box, cut_over_replicas, plan_grid, size_of, slabs
 from tests.draws import drawn
 
 MIB = 1 << 20
@@ -124,16 +124,6 @@ def test_other_layouts_read_few_elements_that_they_do_not_need() -> None:
             for box in boxes(shape, mesh)
         )
         assert touched <= 1.3 * math.prod(shape), mesh
-
-
-def test_boxes_of_devices_that_tile_one_of_their_process() -> None:
-    assert tiled(boxes((10, 7), (4, 2), 2)) == ((0, 10), (0, 7))
-    assert tiled(boxes((10, 7), (4, 2))[2:6]) == ((3, 8), (0, 7))
-    assert tiled(boxes((10, 7), (4, 2))[1:3]) is None
-    assert tiled([(), ()]) == ()
-    assert tiled([]) is None
-    assert tiled([((3, 3),), ((3, 5),), ((5, 5),)]) == ((3, 5),)
-    assert tiled([((3, 3),)]) == ((3, 3),)
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 1 << 19), (2, 3, 1 << 18), (1 << 10, 1 << 11), (2, 1 << 21, 2)])

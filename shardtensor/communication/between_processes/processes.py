@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -33,10 +33,13 @@ T = TypeVar("T")
 
 
 class _Job:
-    """The connection to the other processes, if there is one, and whether the program has called `initialize`."""
+    """The connection to the other processes, if there is one, whether the program has called `initialize`, and what is
+    called before the connection ends.
+    """
 
     agreement: Agreement | None = None
     was_requested = False
+    before_end: ClassVar[list[Callable[[], None]]] = []
 
 
 JOB = _Job()
