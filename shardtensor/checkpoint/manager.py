@@ -64,7 +64,7 @@ class Manager:
         self._every = writing.checked_integer(every, "every", name, 1)
         self._keep_every = None if keep_every is None else writing.checked_integer(keep_every, "keep_every", name, 1)
         self._memory = None if memory is None else writing.checked_integer(memory, "memory", name, 1)
-        self._timeout = None if timeout is None else writing.checked_number(timeout, "timeout", name, 0)
+        self._timeout = None if timeout is None else writing.checked_number(timeout, "timeout", name, 0.001)
         self._is_ending = False
         self._handler: Any = None
         self._is_handling = False

@@ -242,7 +242,7 @@ def _compare(
             )
         return
     saved = "array" if "array" in node else values.type_of(node)
-    wanted = "scalar of NumPy" if isinstance(like, np.generic) else type(like).__name__
+    wanted = f"scalar of dtype {like.dtype}" if isinstance(like, np.generic) else type(like).__name__
     if saved != wanted:
         problems.append(f"{name} is of type {saved} in the checkpoint, and {wanted} in like")
 

@@ -24,9 +24,10 @@ from shardtensor.files.atomic import (
     Disk,
     commit_folder,
     discard,
+    flush_folder,
     make_folder,
+    name_beside,
     naming,
-    replace_file,
     write_file,
 )
 from shardtensor.files.metadata import parse_json
@@ -105,7 +106,7 @@ class Save:
         try:
             self._files = self._write()
             if self._job.index:
-                replace_file(self._list_of(self._job.index), [json.dumps(self._files).encode()], self._disk)
+                self._tell_files()
             self._written.set()
             if not self._job.index and self._waits_for_others():
                 self._complete()
@@ -113,6 +114,16 @@ class Save:
             self.error = error
         finally:
             self._written.set()
+
+    def _tell_files(self) -> None:
+        """Leaves a list of the files of this process in the folder, as the last thing that it does there: process 0 may
+        rename the folder at once.
+        """
+        path = self._list_of(self._job.index)
+        beside = name_beside(path, "new")
+        write_file(beside, [json.dumps(self._files).encode()], self._disk)
+        with naming(path):
+            self._disk.rename(beside, path)
 
     def _write(self) -> dict[str, Files]:
         """Writes the files of this process, and returns them by the names of their arrays."""
@@ -145,6 +156,9 @@ class Save:
             make_folder(folder, self._disk)
             rows.append(write_chunk(folder, array.metadata, index, array.pieces_of(index), self._disk))
         array.free()
+        # Now, and not by process 0 for all of them: the other processes wait for it.
+        for parent in {os.path.dirname(os.path.join(folder, row.key)): None for row in reversed(rows)}:
+            flush_folder(parent, self._disk)
         return rows
 
     def _waits_for_others(self) -> bool:

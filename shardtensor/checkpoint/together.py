@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from shardtensor.backend.protocol import current_device
 from shardtensor.communication.between_processes.processes import JOB
-from shardtensor.errors import DistributedError, message_of
+from shardtensor.errors import DistributedError, NotAddressableError, message_of
 
 T = TypeVar("T")
 
@@ -21,6 +22,9 @@ class JobPart:
         caller: the function.
         timeout: seconds that each process waits for the others; None for those of the job.
 
+    Raises:
+        NotAddressableError: a mapped function in a job calls it.
+
     Attributes:
         caller: the function.
         index: the number of this process.
@@ -31,6 +35,11 @@ class JobPart:
     def __init__(self, caller: str, timeout: float | None = None) -> None:
         self.caller = caller
         self._job = JOB.agreement
+        if self._job is not None and current_device() is not None:
+            raise NotAddressableError(
+                f"{caller}: a mapped function, which runs once for each device, calls it in a job of processes; "
+                "call it outside, with what the map returns"
+            )
         self.index = self._job.engine.process_index if self._job else 0
         self.count = self._job.engine.process_count if self._job else 1
         self.timeout = timeout if timeout is not None else self._job.timeout if self._job else 0.0

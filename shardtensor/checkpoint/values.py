@@ -251,5 +251,13 @@ def is_value(record: Object) -> bool:
 
 def type_of(record: Object) -> str:
     """Returns the name of the type of the value that an object of JSON stores."""
-    (kind,) = record
-    return "scalar of NumPy" if kind == "scalar" else KINDS[kind].type.__name__
+    ((kind, content),) = record.items()
+    return f"scalar of dtype {_dtype_of(content)}" if kind == "scalar" else KINDS[kind].type.__name__
+
+
+def _dtype_of(content: Any) -> Any:
+    """Returns the dtype of a scalar, as text; what the manifest has, if it is broken."""
+    try:
+        return dtype_of(content["data_type"], content["attributes"], "a scalar")
+    except (KeyError, TypeError, ArgumentError, ArgumentTypeError):
+        return brief(content)

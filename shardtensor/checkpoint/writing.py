@@ -138,7 +138,7 @@ def start(
     finish()
     name = checked_path(path, caller)
     most = BLOCK if memory is None else checked_integer(memory, "memory", caller, 1)
-    job = JobPart(caller, None if timeout is None else checked_number(timeout, "timeout", caller, 0))
+    job = JobPart(caller, None if timeout is None else checked_number(timeout, "timeout", caller, 0.001))
 
     def planned() -> Any:
         try:
@@ -227,7 +227,7 @@ def checked_path(path: Any, caller: str) -> str:
     return os.path.abspath(text)
 
 
-def checked_number(value: Any, name: str, caller: str, least: int) -> float:
+def checked_number(value: Any, name: str, caller: str, least: float) -> float:
     """Returns a number, which has to be at least ``least``.
 
     Raises:

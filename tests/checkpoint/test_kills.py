@@ -88,5 +88,7 @@ def test_a_job_of_which_processes_are_killed(
     for number in range(drawn(2, fast=1)):
         when = f"{draw.uniform(0, 50):.2f}ms" if number % 2 else str(draw.randrange(50))
         status, text = launch(engine, processes, PROGRAM, str(tmp_path), kind, when, process)
-        assert status == 128 + signal.SIGKILL, text
+        assert status == 128 + signal.SIGKILL or (status and "SIGKILL" in text), (
+            text
+        )  # The first that the launcher sees.
         check(tmp_path, kind)

@@ -697,3 +697,13 @@ def test_a_layout_reads_little_more_than_its_elements(tmp_path: Path, monkeypatc
         read.clear()
         st.checkpoint.restore(tmp_path / "a", device=st.NamedSharding(mesh_of(shape, "checked"), spec))
         assert sum(read) <= 1.3 * x.nbytes, (shape, spec)
+
+
+def test_scalars_of_numpy_have_their_dtypes(tmp_path: Path) -> None:
+    st.checkpoint.save(tmp_path / "a", {"x": np.float32(1)})
+    with pytest.raises(
+        ArgumentError, match="x is of type scalar of dtype float32 in the checkpoint, and scalar of dtype"
+    ):
+        st.checkpoint.restore(tmp_path / "a", {"x": np.float64(1)})
+    assert type(st.checkpoint.restore(tmp_path / "a", {"x": np.float32(0)})["x"]) is np.float32
+    assert st.checkpoint.inspect(tmp_path / "a").leaves["x"].type == "scalar of dtype float32"
