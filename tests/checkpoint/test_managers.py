@@ -276,7 +276,7 @@ def test_readers_beside_a_writer_see_whole_checkpoints(written: Path) -> None:
     manager, seen = Manager(written / "run"), set[int]()
     while not manager.steps():
         time.sleep(0.01)
-    end = time.monotonic() + drawn(30, fast=2)
+    end = time.monotonic() + drawn(30, fast=1)
     last = 0
     while time.monotonic() < end:
         same = check_whole(st.checkpoint.restore(written / "same"))

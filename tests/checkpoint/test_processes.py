@@ -29,7 +29,7 @@ def test_other_processes_and_devices_restore_what_was_saved(
     for devices in (1, 2, 3, 8) if all_of_them else (4,):
         done = new_process(PROGRAM, "restore", str(tmp_path), str(devices))
         assert done.stdout == "passed\n", done.stderr
-    for jobs, each in ((2, 3), (4, 1), (3, 2)) if all_of_them else ((3, 1),):
+    for jobs, each in ((2, 3), (4, 1), (3, 2)) if all_of_them else ():
         monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", str(each))
         status, text = launch(engine, jobs, PROGRAM, "restore", str(tmp_path))
         assert (status, text.count("passed")) == (0, jobs), text

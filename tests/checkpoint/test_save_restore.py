@@ -20,7 +20,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.small_floats import SMALL_FLOATS
-from shardtensor.checkpoint import trees
+from shardtensor.checkpoint import plans, trees
 from shardtensor.checkpoint.pieces import DevicePiece
 from shardtensor.checkpoint.plans import plan_save
 from shardtensor.errors import (
@@ -87,7 +87,7 @@ def test_every_dtype_is_restored_on_every_backend(backend: str, tmp_path: Path) 
     st.checkpoint.verify(tmp_path / "a")
 
 
-@settings(max_examples=drawn(400))
+@settings(max_examples=drawn(400, fast=40))
 @given(data=some.data())
 def test_any_layout_is_restored_in_any_other_one(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -707,3 +707,12 @@ def test_scalars_of_numpy_have_their_dtypes(tmp_path: Path) -> None:
         st.checkpoint.restore(tmp_path / "a", {"x": np.float64(1)})
     assert type(st.checkpoint.restore(tmp_path / "a", {"x": np.float32(0)})["x"]) is np.float32
     assert st.checkpoint.inspect(tmp_path / "a").leaves["x"].type == "scalar of dtype float32"
+
+
+def test_values_that_processes_compare_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"h": np.arange(1000).reshape(50, 20), "x": put(np.arange(35.0).reshape(7, 5), "checked", (1,))}
+    rows = plan_save(tree, 2, 1 << 20).rows()
+    monkeypatch.setattr(plans, "_SUMMED", 24)
+    assert plan_save(tree, 2, 1 << 20).rows() == rows
+    tree["h"][30, 3] += 1
+    assert plan_save(tree, 2, 1 << 20).rows()[0] != rows[0]

@@ -152,7 +152,7 @@ OTHERS = {
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
     "thresholds of files and checkpoints, which their tests have on both sides": """
-        checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.saving._SMALL
+        checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.plans._SUMMED checkpoint.saving._SMALL
         files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
         files.box_reader._SLAB files.byte_ranges._PAGE files.byte_ranges._SLAB files.byte_ranges._SPAN files.checksums._LANES
         files.checksums._STEPS files.chunk_grids._ROW files.joint_writes._LEAST_RUN files.joint_writes._ROUND
