@@ -168,6 +168,11 @@ def _elementwise(ufunc: np.ufunc, *args: Any) -> RemoteArray:
     return RemoteArray(np.broadcast_shapes(*[np.shape(x) for x in args]), dtype)
 
 
+def _where(condition: Any, x: Any, y: Any) -> RemoteArray:
+    shape = np.broadcast_shapes(*map(np.shape, (condition, x, y)))
+    return RemoteArray(shape, np.result_type(*[a.dtype if hasattr(a, "dtype") else a for a in (x, y)]))
+
+
 def _as_array(x: Any, dtype: Any = None, copy: bool | None = None, **_: Any) -> RemoteArray:
     known = x if type(x) is RemoteArray else np.asarray(x)
     return RemoteArray(known.shape, np.dtype(dtype) if dtype is not None else known.dtype)
@@ -213,7 +218,7 @@ def _new(shape: Any, *_: Any, dtype: Any = None, **__: Any) -> RemoteArray:
 
 _CREATES: dict[str, Callable[..., RemoteArray]] = {"empty": _new, "zeros": _new, "ones": _new, "full": _new}
 _SHAPES: dict[str, Callable[..., Any]] = {
-    "asarray": _as_array, "astype": _as_array, "reshape": _reshape, "concat": _concat, "stack": _stack,
+    "asarray": _as_array, "astype": _as_array, "reshape": _reshape, "concat": _concat, "stack": _stack, "where": _where,
     "empty_like": _like, "zeros_like": _like, "ones_like": _like, "full_like": _like,
     **{name: _moved(name) for name in (
         "permute_dims", "matrix_transpose", "expand_dims", "squeeze", "broadcast_to", "flip", "moveaxis", "roll",

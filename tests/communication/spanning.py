@@ -326,6 +326,10 @@ def views_and_writes() -> None:
     base, held = x, x.copy()
     base[0] = 0
     assert_gathered(held, wanted)
+    x, wanted = tensor(ROWS, "x"), ROWS.copy()
+    x[x % 2 == 0] = x.sum()  # a tensor without dimensions
+    wanted[wanted % 2 == 0] = ROWS.sum()
+    assert_gathered(x, wanted)
 
 
 def values_that_repeat_are_sent_once() -> None:
