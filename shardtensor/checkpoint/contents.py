@@ -97,7 +97,7 @@ class Info:
 
 
 def _printable(line: str) -> str:
-    """Returns a line without characters that a terminal obeys: whoever wrote the checkpoint chose the names."""
+    """Returns a line without control characters, which names in a hostile checkpoint may have."""
     return line if line.isprintable() else "".join([c if c.isprintable() else ascii(c)[1:-1] for c in line])
 
 

@@ -22,6 +22,7 @@ from shardtensor.errors import DistributedError
 from shardtensor.files.atomic import (
     DISK,
     Disk,
+    clean,
     commit_folder,
     discard,
     flush_folder,
@@ -257,17 +258,15 @@ class Save:
             if self._thread.ident is not None:
                 self._thread.join()
             if not self._job.index and os.path.lexists(self._folder):
-                try:
-                    discard(self._folder, self._disk)
-                except OSError as another:
-                    error.add_note(f"{self._folder} could not be removed: {another}")
+                clean(error, self._folder, lambda: discard(self._folder, self._disk))
             raise
 
 
 def in_threads(function: Callable[[T], U], items: Sequence[T], count: int) -> list[U]:
     """Returns the results of a function of items, which several threads compute; an error ends all of them.
 
-    Unlike those of `concurrent.futures`, the threads may also be started while the interpreter waits for its last
+    They wait for the disk, so that more of them than cores are of use (`shardtensor.host.threads.each` has as many as
+    cores). Unlike those of `concurrent.futures`, they may also be started while the interpreter waits for its last
     threads.
     """
     numbers, results, errors = iter(range(len(items))), dict[int, U](), list[BaseException]()

@@ -16,7 +16,7 @@ from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.communication.between_processes.processes import JOB
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
-from shardtensor.files.atomic import DISK, Disk, discard, new_folder, recover
+from shardtensor.files.atomic import DISK, Disk, clean, discard, new_folder, recover
 from shardtensor.host import fork
 
 Path = str | os.PathLike[str]
@@ -180,9 +180,9 @@ def _folder(job: JobPart, path: str, overwrite: bool, disk: Disk, before: Callab
     try:
         job.together("new folder", make)
         return job.gather("name of the folder", folder)[0]
-    except BaseException:
+    except BaseException as error:  # It passes on: also after Ctrl-C or an error of another process, no folder is left.
         if folder:
-            discard(folder, disk)
+            clean(error, folder, lambda: discard(folder, disk))
         raise
 
 

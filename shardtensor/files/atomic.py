@@ -114,7 +114,7 @@ def write_file(path: str, pieces: Iterable[Buffer], disk: Disk = DISK) -> int:
             finally:
                 disk.close(descriptor)
         except BaseException as error:  # Also of Ctrl-C, which passes on: only the unfinished file is removed.
-            _clean(error, path, lambda: disk.remove_file(path))
+            clean(error, path, lambda: disk.remove_file(path))
             raise
     return size
 
@@ -144,7 +144,7 @@ def replace_file(path: str, pieces: Iterable[Buffer], disk: Disk = DISK) -> int:
         with naming(path):
             disk.rename(beside, path)
     except BaseException as error:
-        _clean(error, beside, lambda: disk.remove_file(beside))
+        clean(error, beside, lambda: disk.remove_file(beside))
         raise
     flush_folder(os.path.dirname(path) or ".", disk)
     return size
@@ -181,7 +181,7 @@ def flush_folder(path: str, disk: Disk = DISK) -> None:
             os.close(descriptor)
 
 
-def _clean(error: BaseException, path: str, remove: Any) -> None:
+def clean(error: BaseException, path: str, remove: Any) -> None:
     """Removes what an error leaves; where that fails, too, the error says so."""
     try:
         remove()
@@ -282,7 +282,7 @@ def commit_folder(new: str, path: str, *, overwrite: bool = False, disk: Disk = 
             disk.rename(new, path)
     except BaseException as error:
         if old is not None:
-            _clean(error, old, lambda: disk.rename(old, path))
+            clean(error, old, lambda: disk.rename(old, path))
         raise
     flush_folder(parent, disk)
     if old is not None:

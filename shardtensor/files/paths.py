@@ -1,4 +1,4 @@
-"""Files below a folder that somebody else may have written: their names do not climb, and links are not followed."""
+"""Files below a folder that is not trusted: their names do not leave the folder, and links are not followed."""
 
 from __future__ import annotations
 

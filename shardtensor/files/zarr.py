@@ -1,7 +1,7 @@
 """Arrays and groups of zarr v3 in folders: outer chunks are written from pieces of host arrays, any box is read.
 
 A hole, which other programs leave where all elements have the value ``fill_value``, is an error unless the caller asks
-for its elements: in arrays that this library has written it is a file that somebody has deleted.
+for its elements: arrays that this library writes have none, so that one is a file that was deleted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or that somebody has written to do harm: errors that name the file, and nothing else."""
+"""Checkpoints that are damaged, or were written to do harm: errors that name the file, and nothing else."""
 
 from __future__ import annotations
 

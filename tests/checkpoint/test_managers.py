@@ -67,7 +67,7 @@ def test_incomplete_broken_and_foreign_folders_are_no_steps(folder: Path) -> Non
     assert manager.steps() == [8]
     assert {*os.listdir(folder)} == before - {"00000001", "00000002"} | {"00000008"}
     with pytest.raises(FileExistsError, match="the checkpoint exists"):
-        manager.save(3, small(3))  # What is there may be somebody's.
+        manager.save(3, small(3))  # What is there may belong to another program.
 
 
 def test_which_steps_are_kept(tmp_path: Path) -> None:
