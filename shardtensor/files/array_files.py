@@ -27,7 +27,7 @@ from shardtensor.files.byte_ranges import read_box
 from shardtensor.files.chunk_grids import Box
 from shardtensor.files.joint_writes import Placed, Writers, check_path, collected, is_scattered, write_jointly
 from shardtensor.files.npy_files import broken_as_error, read_elements, read_header
-from shardtensor.files.tensor_reads import tensor_from
+from shardtensor.files.tensor_reads import NamedArrays, tensor_from
 from shardtensor.files.zarr_folders import ZarrGroup, load_folder
 from shardtensor.host.replacement import is_special, replaced
 from shardtensor.host.units import counted
@@ -294,7 +294,7 @@ def path_of(file: Any, caller: str, *methods: str) -> str | None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-class NpzFile(Mapping[str, ShardedTensor]):
+class NpzFile(NamedArrays):
     """An open .npz file: a mapping from names to tensors, which are read when they are looked up.
 
     It is a context manager that closes the file. Every look-up reads the array anew, as a whole, and compares its
@@ -307,15 +307,12 @@ class NpzFile(Mapping[str, ShardedTensor]):
     def __init__(self, file: Any, device: Where | None, name: str = "file") -> None:
         with broken_as_error(name):
             self._archive = zipfile.ZipFile(file)
-        self._name = name
         self._device = device
         self._members = {info.filename.removesuffix(".npy"): info for info in self._archive.infolist()}
-        self.files = list(self._members)
+        super().__init__(name, self._members)
 
-    def __getitem__(self, name: str) -> ShardedTensor:
-        if name not in self:
-            raise KeyError(f"{name!r} is not an array of the file; it has {', '.join(self.files)}")
-        info, label = self._members[name], f"{name!r} of {self._name}"
+    def _read(self, name: str) -> ShardedTensor:
+        info, label = self._members[name], f"{name!r} of {self._path}"
         with broken_as_error(label):
             _check_sizes(info, label)
             with self._archive.open(info) as member:
@@ -327,26 +324,6 @@ class NpzFile(Mapping[str, ShardedTensor]):
                     )
                 array = read_elements(member, header, label)  # At the end of the member its checksum is compared.
         return _placed(array, self._device)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._members
-
-    def __repr__(self) -> str:
-        """As in NumPy, of more than five names the first ones."""
-        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
-        return f"NpzFile {self._name!r} with keys: {names}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __enter__(self) -> NpzFile:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the file."""

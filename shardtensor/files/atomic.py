@@ -208,7 +208,8 @@ def _short(name: str) -> str:
     return name if len(encoded) <= _LONGEST else hashlib.sha256(encoded).hexdigest()
 
 
-_BESIDE = re.compile(rf"\.(.+)\.[0-9a-f]{{32}}\.({'|'.join(_KINDS)})", re.DOTALL)
+BESIDE = re.compile(rf"\.(.+)\.[0-9a-f]{{32}}\.({'|'.join(_KINDS)})", re.DOTALL)
+"""The form of the names that `name_beside` gives."""
 
 
 def leftovers(path: str, *kinds: str) -> list[str]:
@@ -221,7 +222,7 @@ def leftovers(path: str, *kinds: str) -> list[str]:
     names = []
     with naming(folder or "."), os.scandir(folder or ".") as entries:
         for entry in entries:
-            match = _BESIDE.fullmatch(entry.name)
+            match = BESIDE.fullmatch(entry.name)
             if match and match[1] == _short(name) and match[2] in (kinds or _KINDS):
                 with contextlib.suppress(FileNotFoundError):  # Another process has renamed it meanwhile.
                     names.append((entry.stat(follow_symlinks=False).st_mtime_ns, os.path.join(folder, entry.name)))
@@ -235,13 +236,8 @@ def leftovers_in(folder: str) -> list[str]:
         OSError: the folder cannot be read.
     """
     with naming(folder), os.scandir(folder) as entries:
-        names = {match[1] for entry in entries if (match := _BESIDE.fullmatch(entry.name))}
+        names = {match[1] for entry in entries if (match := BESIDE.fullmatch(entry.name))}
     return [os.path.join(folder, name) for name in sorted(names)]
-
-
-def is_leftover(name: str) -> bool:
-    """Whether the name of a file or folder is one that `name_beside` gives."""
-    return _BESIDE.fullmatch(name) is not None
 
 
 # -- folders ---------------------------------------------------------------------------------------

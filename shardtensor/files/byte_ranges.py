@@ -5,6 +5,7 @@ A box is one run of contiguous bytes for each of its rows; where it has whole ro
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 
@@ -67,7 +68,10 @@ def write_box(descriptor: int, path: str, start: int, shape: Shape, box: Box, el
             done = 0
             while done < nbytes:
                 part = content[n * nbytes + done : (n + 1) * nbytes]
-                done += os.pwrite(descriptor, part, start + offset + done)
+                count = os.pwrite(descriptor, part, start + offset + done)
+                if count <= 0:  # POSIX gives no reason for it.
+                    raise OSError(errno.EIO, "no bytes could be written")
+                done += count
 
 
 def read_box(descriptor: int, path: str, start: int, shape: Shape, box: Box, out: HostArray) -> None:

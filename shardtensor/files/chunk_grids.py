@@ -66,10 +66,6 @@ class Grid:
         """Returns the indices of the outer chunks that an owner writes."""
         return [index for index, pieces in self.pieces.items() if pieces[0].owner == owner]
 
-    def moved(self) -> int:
-        """Returns the number of elements that owners get from others."""
-        return sum(size_of(p.box) for pieces in self.pieces.values() for p in pieces if p.owner != pieces[0].owner)
-
 
 # -- boxes -----------------------------------------------------------------------------------------
 

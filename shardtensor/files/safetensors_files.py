@@ -22,6 +22,7 @@ from shardtensor.files.array_files import as_array, open_at_once, path_of, write
 from shardtensor.files.byte_ranges import read_box
 from shardtensor.files.chunk_grids import Box
 from shardtensor.files.joint_writes import Placed, is_scattered, write_jointly
+from shardtensor.files.metadata import DIMENSIONS
 from shardtensor.files.paths import read_into
 from shardtensor.files.tensor_reads import naming_caller, tensor_from
 from shardtensor.host.replacement import replaced
@@ -40,9 +41,6 @@ _MOST = 100_000_000
 
 _INDEX = ".safetensors.index.json"
 """The end of the name of a file that says which of several files has which array."""
-
-_DIMENSIONS = 64
-"""The dimensions that NumPy's arrays have at most."""
 
 _NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -360,7 +358,7 @@ def _checked(entry: Any, name: str) -> tuple[str, Shape, int, int, int]:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         sizes = [*shape, begin, end]
-        is_valid = isinstance(dtype, str) and isinstance(shape, list) and len(shape) <= _DIMENSIONS
+        is_valid = isinstance(dtype, str) and isinstance(shape, list) and len(shape) <= DIMENSIONS
     except (LookupError, TypeError, ValueError):
         is_valid = False
     if not is_valid or not all(type(n) is int and 0 <= n < 1 << 63 for n in sizes):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -98,6 +99,54 @@ def _buffers(value: Aval, read: Read) -> tuple[Any, ...]:
             buffers[n] = out if backend_of(device).on_host else send(out, HOST, device)
         del out  # Before the next one is allocated.
     return tuple(buffers)
+
+
+class NamedArrays(Mapping[str, ShardedTensor]):
+    """The arrays of a file or folder: a mapping from names to tensors, which are read when they are looked up. It is a
+    context manager that closes the file.
+
+    Attributes:
+        files: the names of the arrays.
+    """
+
+    _kind: ClassVar = "file"
+
+    def __init__(self, path: str, names: Iterable[str]) -> None:
+        self._path = path
+        self.files = list(dict.fromkeys(names))
+        self._known = frozenset(self.files)
+
+    def __getitem__(self, name: str) -> ShardedTensor:
+        if name not in self:
+            raise KeyError(f"{name!r} is not an array of the {self._kind}; it has {', '.join(self.files)}")
+        return self._read(name)
+
+    @abc.abstractmethod
+    def _read(self, name: str) -> ShardedTensor:
+        """Reads an array."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._known
+
+    def __repr__(self) -> str:
+        """As in NumPy, of more than five names the first ones."""
+        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
+        return f"{type(self).__name__} {self._path!r} with keys: {names}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file, if it is open while nothing is read."""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.files.chunk_grids import Box
-from shardtensor.files.tensor_reads import naming_caller, tensor_from
+from shardtensor.files.tensor_reads import NamedArrays, naming_caller, tensor_from
 from shardtensor.files.zarr import ZarrArray, children, open_child, open_node
 from shardtensor.host.summation_order import HostArray
 from shardtensor.sharding.layout import Where
@@ -41,51 +41,27 @@ def _tensor(array: ZarrArray, where: Where | None, caller: str) -> ShardedTensor
     return tensor_from(array.metadata.shape, array.metadata.dtype, where, read, caller)
 
 
-class ZarrGroup(Mapping[str, ShardedTensor]):
-    """A group of arrays in a folder: a mapping from names to tensors, which are read when they are looked up. It is a
-    context manager and has ``files`` and ``close``, as what `st.load` returns for a .npz file.
+class ZarrGroup(NamedArrays):
+    """A group of arrays in a folder: a mapping from names to tensors, which are read when they are looked up.
 
     Attributes:
         files: the names of the arrays, also of those in groups below it, such as ``layers/0/w``.
         attrs: what the group says of itself, a dict.
     """
 
-    def __init__(self, path: str, attrs: Mapping[str, Any], device: Where | None) -> None:
-        self._path, self._device = path, device
-        self.attrs = dict(attrs)
-        self._names = dict.fromkeys(_arrays(path, ""))
-        self.files = list(self._names)
+    _kind = "folder"
 
-    def __getitem__(self, name: str) -> ShardedTensor:
-        if name not in self:
-            raise KeyError(f"{name!r} is not an array of the folder; it has {', '.join(self.files)}")
+    def __init__(self, path: str, attrs: Mapping[str, Any], device: Where | None) -> None:
+        super().__init__(path, _arrays(path, ""))
+        self.attrs = dict(attrs)
+        self._device = device
+
+    def _read(self, name: str) -> ShardedTensor:
         with naming_caller("load"):
             node = open_child(self._path, name)
             if not isinstance(node, ZarrArray):
                 raise ArgumentError(f"{os.path.join(self._path, name)} has become a group since it was opened")
             return _tensor(node, self._device, "load")
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._names
-
-    def __repr__(self) -> str:
-        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
-        return f"ZarrGroup {self._path!r} with keys: {names}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __enter__(self) -> ZarrGroup:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Does nothing: files are open only while they are read."""
 
 
 def _arrays(root: str, prefix: str) -> Iterator[str]:

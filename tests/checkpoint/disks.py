@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from shardtensor.files.atomic import Disk
+from shardtensor.files.atomic import BESIDE, Disk
 
 OPERATIONS = ("create", "write", "flush", "close", "make_folder", "rename", "remove_file", "remove_empty_folder")
 
@@ -85,6 +85,11 @@ class Faulty(Disk):
     def remove_empty_folder(self, path: str) -> None:
         self._pass("remove_empty_folder", path)
         super().remove_empty_folder(path)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is one of those for what is not complete, moved aside or being deleted."""
+    return BESIDE.fullmatch(name) is not None
 
 
 def raises(number: int) -> Callable[[str], OSError]:

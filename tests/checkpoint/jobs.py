@@ -20,8 +20,8 @@ from shardtensor.checkpoint import writing
 from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.errors import ArgumentError, DistributedError
-from shardtensor.files.atomic import DISK, is_leftover
-from tests.checkpoint.disks import Faulty, raises
+from shardtensor.files.atomic import DISK
+from tests.checkpoint.disks import Faulty, is_leftover, raises
 from tests.checkpoint.trees import bits
 
 FOLDER = sys.argv[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import shardtensor as st
 from shardtensor.backend.small_floats import SMALL_FLOATS
 from shardtensor.errors import DistributedError
+from shardtensor.files.chunk_grids import size_of
+from shardtensor.files.zarr import ZarrArray
 
 DTYPES = ("bool", "int8", "uint64", "float16", "float32", "float64", "complex64", "complex128", "M8[s]", *SMALL_FLOATS)
 
@@ -97,6 +100,13 @@ def restore(path: str) -> None:
                 check(found["tree"][name], x, name)
                 assert found["tree"][name].sharding == fitting(sharding, x)
             assert (found["step"], found["host"].tolist()) == (number, [0, 1, 2, 3])
+    if (count := st.process_count()) > 1:  # What all need is read once by all together, and sent.
+        like = st.NamedSharding(known[0].mesh, st.P())
+        with mock.patch.object(ZarrArray, "read", autospec=True, side_effect=ZarrArray.read) as read:
+            wide = st.checkpoint.restore(os.path.join(path, "0"), device=like, only="tree/wide")["tree"]["wide"]
+        check(wide, values()["wide"], "wide")
+        boxes = [call.args[1] for call in read.call_args_list]
+        assert 0 < sum(map(size_of, boxes)) <= 1.1 * wide.size / count, boxes
     found = st.checkpoint.restore(os.path.join(path, "0"))
     for name, x in values().items():
         check(found["tree"][name], x, name)

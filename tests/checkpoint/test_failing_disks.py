@@ -19,8 +19,7 @@ import pytest
 import shardtensor as st
 from shardtensor.checkpoint import writing
 from shardtensor.errors import ArgumentError
-from shardtensor.files.atomic import is_leftover
-from tests.checkpoint.disks import OPERATIONS, Faulty, raises
+from tests.checkpoint.disks import OPERATIONS, Faulty, is_leftover, raises
 from tests.checkpoint.trees import bits, small
 from tests.communication.test_distributed import launch
 from tests.draws import drawn

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import shardtensor as st
-from shardtensor.files.atomic import is_leftover
 from tests.checkpoint import kills
+from tests.checkpoint.disks import is_leftover
 from tests.checkpoint.kills import KINDS
 from tests.checkpoint.trees import bits
 from tests.communication.test_distributed import launch

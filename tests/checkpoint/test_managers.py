@@ -20,8 +20,8 @@ import shardtensor as st
 from shardtensor.checkpoint import manifest
 from shardtensor.checkpoint.manager import Manager
 from shardtensor.errors import ArgumentError, ArgumentTypeError
-from shardtensor.files.atomic import DISK, is_leftover, name_beside
-from tests.checkpoint.disks import Faulty, raises
+from shardtensor.files.atomic import DISK, name_beside
+from tests.checkpoint.disks import Faulty, is_leftover, raises
 from tests.checkpoint.trees import bits, small
 from tests.communication.test_distributed import launch
 from tests.draws import drawn

@@ -14,7 +14,6 @@ from shardtensor.files.atomic import (
     Disk,
     commit_folder,
     find_folder,
-    is_leftover,
     leftovers,
     make_folder,
     name_beside,
@@ -25,6 +24,7 @@ from shardtensor.files.atomic import (
     replace_file,
     write_file,
 )
+from tests.checkpoint.disks import is_leftover
 
 
 class Killed(BaseException):

@@ -162,7 +162,7 @@ OTHERS = {
         checkpoint.saving._MOST checkpoint.trees.DEEPEST checkpoint.trees._LONGEST
         files.atomic._LONGEST files.checksums._LANE files.checksums._ONE files.checksums._ONES
         files.checksums._POLYNOMIAL files.metadata.HOLE files.metadata.MOST files.metadata.DIMENSIONS
-        files.metadata.LARGEST files.safetensors_files._DIMENSIONS files.safetensors_files._MOST""",
+        files.metadata.LARGEST files.safetensors_files._MOST""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
