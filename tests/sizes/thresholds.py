@@ -90,7 +90,6 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.c.c_loops": {"_UNKNOWN": 1},
     "shardtensor.interpreters.jit.c.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
     "shardtensor.interpreters.jit.rewrites.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
-    "shardtensor.interpreters.jit.rewrites.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
     "shardtensor.interpreters.jit.grouping.fused": {"_CALL": 1},
     "shardtensor.interpreters.jit.grouping.fused_alone": {"MOST": 8},
