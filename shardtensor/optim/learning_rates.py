@@ -39,9 +39,7 @@ def constant_schedule(value: Any) -> Schedule:
     return lambda count: value
 
 
-def linear_schedule(
-    init_value: float, end_value: float, transition_steps: int, transition_begin: int = 0
-) -> Schedule:
+def linear_schedule(init_value: float, end_value: float, transition_steps: int, transition_begin: int = 0) -> Schedule:
     """Returns a schedule that changes linearly from one value to another.
 
     Args:
@@ -73,9 +71,7 @@ def _float(count: Any) -> ShardedTensor:
     return astype(asarray(count), "float64")
 
 
-def cosine_decay_schedule(
-    init_value: float, decay_steps: int, alpha: float = 0.0, exponent: float = 1.0
-) -> Schedule:
+def cosine_decay_schedule(init_value: float, decay_steps: int, alpha: float = 0.0, exponent: float = 1.0) -> Schedule:
     """Returns a schedule that decays as half a period of a cosine.
 
     I. Loshchilov, F. Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017.
@@ -167,7 +163,7 @@ def piecewise_constant_schedule(
             )
 
     def schedule(count: Any) -> Any:
-        value = init_value
+        value: Any = init_value
         for step, factor in factors:
             value = where(asarray(count) < step, value, value * factor)
         return value

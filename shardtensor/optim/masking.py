@@ -92,9 +92,7 @@ def _hidden(tree: Any, keep: list[bool]) -> Any:
     return pytree.replaced(tree, [leaf if k else MaskedNode() for leaf, k in zip(leaves, keep, strict=True)])
 
 
-def multi_transform(
-    transforms: Mapping[Hashable, GradientTransformation], param_labels: Any
-) -> GradientTransformation:
+def multi_transform(transforms: Mapping[Hashable, GradientTransformation], param_labels: Any) -> GradientTransformation:
     """Returns a transformation that applies to each parameter the transformation of its label.
 
     Args:

@@ -112,9 +112,7 @@ def trace(
     return GradientTransformation(lambda params: TraceState(moments(caller, params, accumulator_dtype)), update)
 
 
-def ema(
-    decay: float, debias: bool = True, accumulator_dtype: npt.DTypeLike | None = None
-) -> GradientTransformation:
+def ema(decay: float, debias: bool = True, accumulator_dtype: npt.DTypeLike | None = None) -> GradientTransformation:
     """Returns a transformation whose updates are exponential moving averages of the gradients.
 
     The means have the layout of the parameters.
@@ -204,9 +202,7 @@ def scale_by_adam(
     return GradientTransformation(init, update)
 
 
-def scale_by_lion(
-    b1: float = 0.9, b2: float = 0.99, mu_dtype: npt.DTypeLike | None = None
-) -> GradientTransformation:
+def scale_by_lion(b1: float = 0.9, b2: float = 0.99, mu_dtype: npt.DTypeLike | None = None) -> GradientTransformation:
     """Returns a transformation whose updates are signs of a mean of the gradients.
 
     X. Chen et al., Symbolic Discovery of Optimization Algorithms, 2023. The means have the layout of the parameters.
