@@ -91,7 +91,7 @@ def test_states_of_other_transformations() -> None:
         ArgumentTypeError, match=r"optim.scale_by_adam: state is an EmptyState; wanted the ScaleByAdamState"
     ):
         o.adam(0.1).update(params(), o.sgd(0.1).init(params()))
-    with pytest.raises(ArgumentError, match="state is that of 2 transformations; wanted 3"):
+    with pytest.raises(ArgumentError, match="state is that of 2 transformations; wanted that of 3"):
         o.adamw(0.1).update(params(), o.adam(0.1).init(params()), params())
     with pytest.raises(ArgumentTypeError, match=r"optim.chain: state is a dict; wanted the tuple"):
         o.adam(0.1).update(params(), {}, params())
