@@ -172,6 +172,7 @@ OTHERS = {
         host.philox._COUNTERS host.philox._LOW""",
     "where series and continued fractions of special functions begin and end": """
         functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
+    "coefficients of a published algorithm": "optim.orthogonalization.NS_COEFFS",
     "sizes from which there is an error": "functions.linalg.equations._GATHERED",
     "kernels of CUDA, whose tests have arrays of all sizes on a GPU": """
         functions.random.random_kernel._THREADS interpreters.jit.cuda.cuda_executor.BLOCKS interpreters.jit.cuda.cuda_executor.SEGMENT
