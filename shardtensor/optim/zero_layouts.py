@@ -82,7 +82,9 @@ def zero(params: Any, axis: str | Sequence[str] = "data", level: int = 1) -> Zer
     split = [None if x is None else _split(x, axes) for x in leaves]
     given = pytree.map_leaves(lambda x: None if x is None else x.sharding, params)
     divided = pytree.replaced(params, split)
-    by_path = {path: (x.shape, layout) for path, x, layout in zip(paths, leaves, split, strict=True) if x is not None}
+    by_path = {
+        path: (x.shape, layout) for path, x, layout in zip(paths, leaves, split, strict=True) if layout is not None
+    }
     return ZeroShardings(
         params=divided if level == 3 else given,
         grads=given if level == 1 else divided,
