@@ -168,13 +168,18 @@ def expect_params(caller: str, params: Any) -> None:
 # -- results and numbers ---------------------------------------------------------------------------
 
 
+def placed(x: Any, other: Any) -> Any:
+    """Returns an array in the layout of another one: a gradient in that of its moments, before functions that are not
+    linear, so that partial sums are combined by a reduce-scatter where moments are split.
+    """
+    if isinstance(other, ShardedTensor) and x.sharding != other.sharding:
+        return device_put(x, other.sharding)
+    return x
+
+
 def like(new: Any, old: Any) -> Any:
     """Returns an array in the dtype and the layout of another one."""
-    if new.dtype != old.dtype:
-        new = astype(new, old.dtype)
-    if isinstance(old, ShardedTensor) and new.sharding != old.sharding:
-        new = device_put(new, old.sharding)
-    return new
+    return placed(new if new.dtype == old.dtype else astype(new, old.dtype), old)
 
 
 def for_leaves(value: Any) -> Callable[[Any], Any]:

@@ -188,3 +188,23 @@ def test_the_count_stays_at_its_limit() -> None:
     rate = o.scale_by_schedule(lambda count: 1.0)
     state = o.ScaleByScheduleState(st.asarray(2**31 - 1, dtype="int32"))
     assert int(rate.update([st.ones(2)], state)[1].count) == 2**31 - 1
+
+
+def test_split_states_send_a_reduce_scatter_and_an_all_gather() -> None:
+    """Gradients of replicated parameters go to the layout of the moments before they are squared."""
+    split = layouts()[1]
+    whole = st.NamedSharding(split.mesh, st.P())
+    w, x = st.device_put(np.ones((100, 30)), whole), st.device_put(np.ones((64, 100)) / 100, split)
+
+    for optimizer in (o.adamw(0.1), o.sgd(0.1, 0.9), o.lion(0.1)):
+
+        def step(w: Any, state: Any, x: Any, optimizer: Any = optimizer) -> Any:
+            updates, state = optimizer.update(st.grad(lambda w: (st.tanh(x @ w) ** 2).sum())(w), state, w)
+            return o.apply_updates(w, updates), state
+
+        for sharding in (whole, split):
+            state = optimizer.init(st.device_put(w, sharding))
+            with st.transfers() as log:
+                new, _ = st.jit(step)(w, state, x)
+            assert new.sharding == whole
+            assert log.bytes == 2 * 7 * w.nbytes  # as many as those of the all-reduce, where the state is replicated
