@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,30 +51,49 @@ def mapped_to(count: int, caller: str, function: Callable[..., Any], trees: Mapp
         ShapeError: leaves at one place have different shapes.
     """
     rows, structure = aligned(caller, trees)
-    for number, row in enumerate(rows):
-        for name, leaf in zip(trees, row, strict=True):
-            if leaf.shape != row[0].shape:
-                path, first = structure.accessors()[number].codify(""), next(iter(trees))
-                raise ShapeError(
-                    f"{caller}: {first}{path} has the shape {row[0].shape}, and {name}{path} has {leaf.shape}; wanted "
-                    "equal shapes"
-                )
-    columns = list(zip(*[function(*row) for row in rows], strict=True)) or [()] * count
-    return tuple([structure.unflatten(column) for column in columns])
+    return unzipped(count, structure, [function(*row) for row in rows])
 
 
-def aligned(caller: str, trees: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], PyTreeSpec]:
-    """Returns the leaves at each place of trees of one structure, from left to right, and the structure."""
+def unzipped(count: int, structure: PyTreeSpec, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Returns so many trees, given the leaves at each place of them."""
+    return tuple(
+        [structure.unflatten(column) for column in zip(*rows, strict=True)] or [structure.unflatten(())] * count
+    )
+
+
+def aligned(
+    caller: str, trees: Mapping[str, Any], equal_shapes: bool = True
+) -> tuple[list[tuple[Any, ...]], PyTreeSpec]:
+    """Returns the leaves at each place of trees, from left to right, and the structure of the trees.
+
+    Args:
+        caller: see `mapped_to`.
+        trees: the trees by their names.
+        equal_shapes: whether the leaves at a place have one shape.
+
+    Raises:
+        ArgumentError: the trees have different structures.
+        ShapeError: leaves at one place have different shapes.
+    """
     flat = [pytree.flattened(tree, None, none_is_leaf=False) for tree in trees.values()]
     (first, tree), *others = trees.items()
     structure = flat[0][1]
     for (name, other), (_, found) in zip(others, flat[1:], strict=True):
         if found != structure:
+            text = _difference(first, tree, name, other) or f"{first} is {structure}, and {name} is {found}"
             raise ArgumentError(
-                f"{caller}: {_difference(first, tree, name, other)}; wanted trees of one structure, and the state that "
-                "init returns for the parameters"
+                f"{caller}: {text}; wanted trees of one structure, and the state that init returns for the parameters"
             )
-    return list(zip(*[[_array(leaf) for leaf in leaves] for leaves, _ in flat], strict=True)), structure
+    rows = list(zip(*[[_array(leaf) for leaf in leaves] for leaves, _ in flat], strict=True))
+    for number, row in enumerate(rows if equal_shapes else ()):
+        for name, leaf in zip(trees, row, strict=True):
+            if leaf.shape != row[0].shape:
+                path = structure.accessors()[number].codify("")
+                raise ShapeError(
+                    f"{caller}: {first}{path} has the shape {row[0].shape}, and {name}{path} has {leaf.shape}; wanted "
+                    "equal shapes"
+                )
+    return rows, structure
 
 
 def _array(leaf: Any) -> Any:
