@@ -93,7 +93,7 @@ def scale_by_factored_rms(
         trees = {"gradients": updates, "state.v_row": state.v_row, "state.v_col": state.v_col, "state.v": state.v}
         rows, structure = aligned(caller, trees, equal_shapes=False)
         averaged = _averages(caller, decay_rate_fn(state.count - step_offset, decay_rate))
-        results = [_step(*row, least, epsilon, averaged) for row in rows]
+        results = [_step(*row, least=least, epsilon=epsilon, averaged=averaged) for row in rows]
         updates, *moments = unzipped(4, structure, results)
         return updates, FactoredState(incremented(state.count), *moments)
 
@@ -124,7 +124,7 @@ def _averages(caller: str, decay: Any) -> Callable[[Any, Any], Any]:
 
 
 def _step(
-    g: Any, row: Any, col: Any, v: Any, least: float, epsilon: float, averaged: Callable[[Any, Any], Any]
+    g: Any, row: Any, col: Any, v: Any, *, least: float, epsilon: float, averaged: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any, Any, Any]:
     """Returns the update of a leaf, and its next moments."""
     squares = g * g + epsilon

@@ -56,9 +56,8 @@ def mapped_to(count: int, caller: str, function: Callable[..., Any], trees: Mapp
 
 def unzipped(count: int, structure: PyTreeSpec, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Returns so many trees, given the leaves at each place of them."""
-    return tuple(
-        [structure.unflatten(column) for column in zip(*rows, strict=True)] or [structure.unflatten(())] * count
-    )
+    columns = list(zip(*rows, strict=True)) or [()] * count
+    return tuple([structure.unflatten(column) for column in columns])
 
 
 def aligned(
