@@ -174,6 +174,31 @@ def test_leaves_of_other_kinds() -> None:
     assert float(new["a"]) == pytest.approx(0.9 - 1e-5)
 
 
+def test_init_and_whole_trainings_are_programs() -> None:
+    optimizer, x = o.chain(o.clip_by_global_norm(1.0), o.adamw(o.linear_schedule(0.1, 0.0, 9))), st.ones(3)
+    numbers = {"a": 1.0, "b": np.ones(3)}
+    assert float(st.jit(optimizer.init)(numbers)[1][0].mu["a"]) == 0.0
+    assert st.eval_shape(optimizer.init, numbers)[1][0].nu["b"].shape == (3,)
+
+    def step(_: Any, carry: Any) -> Any:
+        params, state = carry
+        grads = st.grad(lambda p: ((x * p["a"] + p["b"]) ** 2).sum())(params)
+        updates, state = optimizer.update(grads, state, params)
+        return o.apply_updates(params, updates), state
+
+    params = st.tree.map(st.asarray, numbers)
+    eager = st.fori_loop(0, 10, step, (params, optimizer.init(params)))
+    assert_close(st.jit(lambda p: st.fori_loop(0, 10, step, (p, optimizer.init(p))))(params), eager, 1e-14)
+
+
+def test_steps_are_differentiated() -> None:
+    def after(rate: Any) -> Any:
+        optimizer, params = o.sgd(rate), [st.ones(3)]
+        return o.apply_updates(params, optimizer.update(params, optimizer.init(params))[0])[0].sum()
+
+    assert float(st.grad(after)(0.1)) == -3.0
+
+
 def test_the_learning_rate_may_be_traced() -> None:
     @st.jit
     def step(params: Any, rate: Any) -> Any:
