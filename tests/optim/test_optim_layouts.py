@@ -38,7 +38,9 @@ def test_layouts_do_not_change_results(name: str) -> None:
         assert_close(trained(optimizer, sharding, steps=10), eager, limit)
 
 
-@pytest.mark.parametrize("backend", ["checked", pytest.param("torch", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "backend", ["checked", *[pytest.param(name, marks=pytest.mark.full) for name in ("torch", "cupy")]]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_other_backends(name: str, backend: str) -> None:
     """Memories are separate, and nothing is read that a device does not have."""
