@@ -282,9 +282,23 @@ _TREE = {
     "transpose": "`st.tree.map(lambda *leaves: leaves, params, params)` makes a tree of tuples of several trees",
 }
 
+_OPTIMIZERS = {
+    "SGD": "`st.optim.sgd(0.1, momentum=0.9)`",
+    "Adam": "`st.optim.adam(1e-3)`",
+    "AdamW": "`st.optim.adamw(1e-3, weight_decay=0.01)`",
+    "Adafactor": "`st.optim.adafactor()`",
+    "Muon": "`st.optim.muon(0.02)`",
+    "NAdam": "`st.optim.adam(1e-3, nesterov=True)`",
+    "nadam": "`st.optim.adam(1e-3, nesterov=True)`",
+    "nadamw": "`st.optim.adamw(1e-3, nesterov=True)`",
+    "partition": "`st.optim.multi_transform`",
+    "lr_scheduler": "learning rates may be schedules, such as `st.optim.cosine_decay_schedule(0.1, 1000)`",
+}
+
 MODULES: dict[str, Hints] = {
     "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS},
     "linalg": _LINALG,
+    "optim": _OPTIMIZERS,
     "random": _RANDOM,
     "sharding": {
         **_chosen(_JAXS, "AxisType auto_axes explicit_axes get_abstract_mesh use_abstract_mesh"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ from shardtensor.optim.parameter_trees import (
     for_leaves,
     incremented,
     like,
-    mapped,
     mapped_to,
+    unzipped,
 )
 from shardtensor.optim.transformations import GradientTransformation
 from shardtensor.sharding.layout import NamedSharding
@@ -79,57 +80,69 @@ def scale_by_factored_rms(
     ((2,), (4,))
     """
     caller = "optim.scale_by_factored_rms"
-
-    def dimensions(x: Any) -> tuple[int, int] | None:
-        """Returns the second longest and the longest dimension; None for a parameter that is not factored."""
-        *_, second, longest = np.argsort(x.shape).tolist() if factored and x.ndim > 1 else (0, 0)
-        return (second, longest) if second != longest and x.shape[second] >= min_dim_size_to_factor else None
-
-    def zeros_of(p: Any) -> tuple[Any, Any, Any]:
-        if (dims := dimensions(p)) is None:
-            return _zero(p), _zero(p), zeros_like(p)
-        return _zeros_without(p, dims[1]), _zeros_without(p, dims[0]), _zero(p)
+    least = min_dim_size_to_factor if factored else math.inf
 
     def init(params: Any) -> FactoredState:
         trees = {"params": floating(caller, params)}
-        return FactoredState(count_of(params), *mapped_to(3, caller, zeros_of, trees))
+        return FactoredState(count_of(params), *mapped_to(3, caller, lambda p: _moments(p, least), trees))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FactoredState]:
         expect_state(caller, state, FactoredState)
         expect_params(caller, params)
-        decay = decay_rate_fn(state.count - step_offset, decay_rate)
-        old, new = for_leaves(decay), for_leaves(1 - decay)
-
-        def averaged(before: Any, values: Any) -> Any:
-            if before.shape != values.shape:
-                raise ShapeError(
-                    f"{caller}: a moment of the state has the shape {before.shape}; wanted {values.shape}, as init "
-                    "returns it for these parameters"
-                )
-            return like(old(before) * before + new(before) * values, before)
-
-        def step(g: Any, row: Any, col: Any, v: Any) -> tuple[Any, Any, Any, Any]:
-            squares = g * g + epsilon
-            if (dims := dimensions(g)) is None:
-                v = averaged(v, squares)
-                return g / sqrt(v), row, col, v
-            second, longest = dims
-            row = averaged(row, mean(squares, axis=longest))
-            col = averaged(col, mean(squares, axis=second))
-            of_rows = 1 / sqrt(row / mean(row, axis=second - (second > longest), keepdims=True))
-            factors = expand_dims(of_rows, axis=longest), expand_dims(1 / sqrt(col), axis=second)
-            return g * factors[0] * factors[1], row, col, v
-
-        mapped(caller, lambda g, p: g, {"gradients": updates, "params": params})  # It compares structures and shapes.
-        rows, structure = aligned(
-            caller,
-            {"gradients": updates, "state.v_row": state.v_row, "state.v_col": state.v_col, "state.v": state.v},
-        )
-        columns = list(zip(*[step(*row) for row in rows], strict=True)) or [()] * 4
-        updates, *moments = [structure.unflatten(column) for column in columns]
+        aligned(caller, {"gradients": updates, "params": params})
+        trees = {"gradients": updates, "state.v_row": state.v_row, "state.v_col": state.v_col, "state.v": state.v}
+        rows, structure = aligned(caller, trees, equal_shapes=False)
+        averaged = _averages(caller, decay_rate_fn(state.count - step_offset, decay_rate))
+        results = [_step(*row, least=least, epsilon=epsilon, averaged=averaged) for row in rows]
+        updates, *moments = unzipped(4, structure, results)
         return updates, FactoredState(incremented(state.count), *moments)
 
     return GradientTransformation(init, update)
+
+
+def _dimensions(x: Any, least: float) -> tuple[int, int] | None:
+    """Returns the second longest and the longest dimension; None for a parameter that is not factored."""
+    if x.ndim < 2:
+        return None
+    *_, second, longest = np.argsort(x.shape).tolist()
+    return (second, longest) if x.shape[second] >= least else None
+
+
+def _averages(caller: str, decay: Any) -> Callable[[Any, Any], Any]:
+    """Returns the function of a mean and of new values that returns the next mean."""
+    old, new = for_leaves(decay), for_leaves(1 - decay)
+
+    def averaged(before: Any, values: Any) -> Any:
+        if before.shape != values.shape:
+            raise ShapeError(
+                f"{caller}: a moment of the state has the shape {before.shape}; wanted {values.shape}, as init returns "
+                "it for these parameters"
+            )
+        return like(old(before) * before + new(before) * values, before)
+
+    return averaged
+
+
+def _step(
+    g: Any, row: Any, col: Any, v: Any, *, least: float, epsilon: float, averaged: Callable[[Any, Any], Any]
+) -> tuple[Any, Any, Any, Any]:
+    """Returns the update of a leaf, and its next moments."""
+    squares = g * g + epsilon
+    if (dims := _dimensions(g, least)) is None:
+        v = averaged(v, squares)
+        return g / sqrt(v), row, col, v
+    second, longest = dims
+    row = averaged(row, mean(squares, axis=longest))
+    col = averaged(col, mean(squares, axis=second))
+    of_rows = 1 / sqrt(row / mean(row, axis=second - (second > longest), keepdims=True))
+    scaled = g * expand_dims(of_rows, axis=longest) * expand_dims(1 / sqrt(col), axis=second)
+    return scaled, row, col, v
+
+
+def _moments(p: Any, least: float) -> tuple[Any, Any, Any]:
+    if (dims := _dimensions(p, least)) is None:
+        return _zero(p), _zero(p), zeros_like(p)
+    return _zeros_without(p, dims[1]), _zeros_without(p, dims[0]), _zero(p)
 
 
 def _zero(p: Any) -> Any:

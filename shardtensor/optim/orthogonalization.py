@@ -16,12 +16,12 @@ from shardtensor.optim.moments import correction
 from shardtensor.optim.parameter_trees import (
     count_of,
     expect_state,
-    in_layout_of,
     incremented,
     like,
     mapped,
     mapped_to,
     moments,
+    placed,
 )
 from shardtensor.optim.transformations import GradientTransformation, stateless
 
@@ -129,7 +129,7 @@ def scale_by_muon(
         of_mean = correction(beta, count + 1) if nesterov else of_gradient
 
         def step(g: Any, m: Any) -> tuple[Any, Any]:
-            g = in_layout_of(g, m)
+            g = placed(g, m)
             new = (1 - beta) * g + beta * m
             hat = new * of_mean(new)
             if nesterov:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,30 +51,48 @@ def mapped_to(count: int, caller: str, function: Callable[..., Any], trees: Mapp
         ShapeError: leaves at one place have different shapes.
     """
     rows, structure = aligned(caller, trees)
-    for number, row in enumerate(rows):
-        for name, leaf in zip(trees, row, strict=True):
-            if leaf.shape != row[0].shape:
-                path, first = structure.accessors()[number].codify(""), next(iter(trees))
-                raise ShapeError(
-                    f"{caller}: {first}{path} has the shape {row[0].shape}, and {name}{path} has {leaf.shape}; wanted "
-                    "equal shapes"
-                )
-    columns = list(zip(*[function(*row) for row in rows], strict=True)) or [()] * count
+    return unzipped(count, structure, [function(*row) for row in rows])
+
+
+def unzipped(count: int, structure: PyTreeSpec, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Returns so many trees, given the leaves at each place of them."""
+    columns = list(zip(*rows, strict=True)) or [()] * count
     return tuple([structure.unflatten(column) for column in columns])
 
 
-def aligned(caller: str, trees: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], PyTreeSpec]:
-    """Returns the leaves at each place of trees of one structure, from left to right, and the structure."""
+def aligned(
+    caller: str, trees: Mapping[str, Any], equal_shapes: bool = True
+) -> tuple[list[tuple[Any, ...]], PyTreeSpec]:
+    """Returns the leaves at each place of trees, from left to right, and the structure of the trees.
+
+    Args:
+        caller: see `mapped_to`.
+        trees: the trees by their names.
+        equal_shapes: whether the leaves at a place have one shape.
+
+    Raises:
+        ArgumentError: the trees have different structures.
+        ShapeError: leaves at one place have different shapes.
+    """
     flat = [pytree.flattened(tree, None, none_is_leaf=False) for tree in trees.values()]
     (first, tree), *others = trees.items()
     structure = flat[0][1]
     for (name, other), (_, found) in zip(others, flat[1:], strict=True):
         if found != structure:
+            text = _difference(first, tree, name, other) or f"{first} is {structure}, and {name} is {found}"
             raise ArgumentError(
-                f"{caller}: {_difference(first, tree, name, other)}; wanted trees of one structure, and the state that "
-                "init returns for the parameters"
+                f"{caller}: {text}; wanted trees of one structure, and the state that init returns for the parameters"
             )
-    return list(zip(*[[_array(leaf) for leaf in leaves] for leaves, _ in flat], strict=True)), structure
+    rows = list(zip(*[[_array(leaf) for leaf in leaves] for leaves, _ in flat], strict=True))
+    for number, row in enumerate(rows if equal_shapes else ()):
+        for name, leaf in zip(trees, row, strict=True):
+            if leaf.shape != row[0].shape:
+                path = structure.accessors()[number].codify("")
+                raise ShapeError(
+                    f"{caller}: {first}{path} has the shape {row[0].shape}, and {name}{path} has {leaf.shape}; wanted "
+                    "equal shapes"
+                )
+    return rows, structure
 
 
 def _array(leaf: Any) -> Any:
@@ -168,22 +186,18 @@ def expect_params(caller: str, params: Any) -> None:
 # -- results and numbers ---------------------------------------------------------------------------
 
 
+def placed(x: Any, other: Any) -> Any:
+    """Returns an array in the layout of another one: a gradient in that of its moments, before functions that are not
+    linear, so that partial sums are combined by a reduce-scatter where moments are split.
+    """
+    if isinstance(other, ShardedTensor) and x.sharding != other.sharding:
+        return device_put(x, other.sharding)
+    return x
+
+
 def like(new: Any, old: Any) -> Any:
     """Returns an array in the dtype and the layout of another one."""
-    if new.dtype != old.dtype:
-        new = astype(new, old.dtype)
-    if isinstance(old, ShardedTensor) and new.sharding != old.sharding:
-        new = device_put(new, old.sharding)
-    return new
-
-
-def in_layout_of(g: Any, moment: Any) -> Any:
-    """Returns a gradient in the layout of its moment, in which the step is computed: a split state needs only a part
-    of a gradient, which a program then adds up by a reduce-scatter.
-    """
-    if isinstance(moment, ShardedTensor) and isinstance(g, ShardedTensor) and g.sharding != moment.sharding:
-        return device_put(g, moment.sharding)
-    return g
+    return placed(new if new.dtype == old.dtype else astype(new, old.dtype), old)
 
 
 def for_leaves(value: Any) -> Callable[[Any], Any]:

@@ -390,3 +390,15 @@ def test_the_indices_of_a_diagonal_are_one_array_as_in_numpy(backend: str) -> No
     for index, *others in (st.diag_indices(4, 3), np.diag_indices_from(x), st.diag_indices_from(np.zeros((4, 4)))):
         index[0] = 3
         assert [y.tolist() for y in others] == [[3, 1, 2, 3]] * len(others)
+
+
+@pytest.mark.parametrize("number", [True, 2, 1.5, 2j])
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "full_like"])
+def test_numbers_are_prototypes(name: str, number: Any) -> None:
+    def like(x: Any, xp: Any) -> Any:
+        return xp.full_like(x, 1) if name == "full_like" else getattr(xp, name)(x)
+
+    wanted = like(number, np)
+    for found in (like(number, st), st.jit(lambda x: like(x, st))(number)):
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        assert name == "empty_like" or found.item() == wanted.item()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,14 @@ def test_a_state_of_another_tree(path: str, jit: bool) -> None:
     update = st.jit(optimizer.update) if jit else optimizer.update
     with pytest.raises(kind, match=f"optim.scale_by_adam: {OTHER_TREES[path]}"):
         update(params(), state, params())
+
+
+def test_containers_that_differ_in_no_entry() -> None:
+    one, other = [{"x": defaultdict(kind, w=st.ones(2))} for kind in (int, list)]
+    with pytest.raises(
+        ArgumentError, match=r"updates: params is PyTreeSpec\(.*int.*, and updates is PyTreeSpec\(.*list"
+    ):
+        o.apply_updates(one, other)
 
 
 @pytest.mark.parametrize("path", OTHER_TREES)

@@ -38,7 +38,9 @@ def test_layouts_do_not_change_results(name: str) -> None:
         assert_close(trained(optimizer, sharding, steps=10), eager, limit)
 
 
-@pytest.mark.parametrize("backend", ["checked", pytest.param("torch", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "backend", ["checked", *[pytest.param(name, marks=pytest.mark.full) for name in ("torch", "cupy")]]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_other_backends(name: str, backend: str) -> None:
     """Memories are separate, and nothing is read that a device does not have."""
@@ -174,6 +176,31 @@ def test_leaves_of_other_kinds() -> None:
     assert float(new["a"]) == pytest.approx(0.9 - 1e-5)
 
 
+def test_init_and_whole_trainings_are_programs() -> None:
+    optimizer, x = o.chain(o.clip_by_global_norm(1.0), o.adamw(o.linear_schedule(0.1, 0.0, 9))), st.ones(3)
+    numbers = {"a": 1.0, "b": np.ones(3)}
+    assert float(st.jit(optimizer.init)(numbers)[1][0].mu["a"]) == 0.0
+    assert st.eval_shape(optimizer.init, numbers)[1][0].nu["b"].shape == (3,)
+
+    def step(_: Any, carry: Any) -> Any:
+        params, state = carry
+        grads = st.grad(lambda p: ((x * p["a"] + p["b"]) ** 2).sum())(params)
+        updates, state = optimizer.update(grads, state, params)
+        return o.apply_updates(params, updates), state
+
+    params = st.tree.map(st.asarray, numbers)
+    eager = st.fori_loop(0, 10, step, (params, optimizer.init(params)))
+    assert_close(st.jit(lambda p: st.fori_loop(0, 10, step, (p, optimizer.init(p))))(params), eager, 1e-14)
+
+
+def test_steps_are_differentiated() -> None:
+    def after(rate: Any) -> Any:
+        optimizer, params = o.sgd(rate), [st.ones(3)]
+        return o.apply_updates(params, optimizer.update(params, optimizer.init(params))[0])[0].sum()
+
+    assert float(st.grad(after)(0.1)) == -3.0
+
+
 def test_the_learning_rate_may_be_traced() -> None:
     @st.jit
     def step(params: Any, rate: Any) -> Any:
@@ -188,3 +215,23 @@ def test_the_count_stays_at_its_limit() -> None:
     rate = o.scale_by_schedule(lambda count: 1.0)
     state = o.ScaleByScheduleState(st.asarray(2**31 - 1, dtype="int32"))
     assert int(rate.update([st.ones(2)], state)[1].count) == 2**31 - 1
+
+
+def test_split_states_send_a_reduce_scatter_and_an_all_gather() -> None:
+    """Gradients of replicated parameters go to the layout of the moments before they are squared."""
+    split = layouts()[1]
+    whole = st.NamedSharding(split.mesh, st.P())
+    w, x = st.device_put(np.ones((100, 30)), whole), st.device_put(np.ones((64, 100)) / 100, split)
+
+    for optimizer in (o.adamw(0.1), o.sgd(0.1, 0.9), o.lion(0.1)):
+
+        def step(w: Any, state: Any, x: Any, optimizer: Any = optimizer) -> Any:
+            updates, state = optimizer.update(st.grad(lambda w: (st.tanh(x @ w) ** 2).sum())(w), state, w)
+            return o.apply_updates(w, updates), state
+
+        for sharding in (whole, split):
+            state = optimizer.init(st.device_put(w, sharding))
+            with st.transfers() as log:
+                new, _ = st.jit(step)(w, state, x)
+            assert new.sharding == whole
+            assert log.bytes == 2 * 7 * w.nbytes  # as many as those of the all-reduce, where the state is replicated

@@ -46,7 +46,9 @@ def _shaped(kinds: Any, *, shape: Any, dtype: Any = None) -> _ShapeAndDtype:
 
 
 def _like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
-    return kinds[0].shape, sharded_dtype(kinds[0].dtype if dtype is None else dtype)
+    is_number = isinstance(kinds[0], type)  # NumPy takes Python's numbers as arrays without dimensions, too.
+    shape, own = ((), _kind_dtype(kinds[0])) if is_number else (kinds[0].shape, kinds[0].dtype)
+    return shape, sharded_dtype(own if dtype is None else dtype)
 
 
 @operator(_shaped, operands=())
