@@ -61,7 +61,9 @@ class _Layout(NamedTuple):
 class _Plan:
     """Which rows a step has, and how they are read. The thread that reads ahead knows this only."""
 
-    def __init__(self, sources: list[Source], batch: int, bits: int | None, drop_last: bool, wheres: list[Placed]) -> None:
+    def __init__(
+        self, sources: list[Source], batch: int, bits: int | None, drop_last: bool, wheres: list[Placed]
+    ) -> None:
         self.sources, self.batch, self.rows = sources, batch, sources[0].rows
         self.per_epoch = self.rows // batch if drop_last else -(-self.rows // batch)
         self._bits = bits
@@ -204,7 +206,7 @@ class Batches:
         self.rows, self.batch = found[0].rows, _at_least(1, batch, "batch")
         if self.batch > self.rows:
             raise ArgumentError(
-                f"{CALLER}: batch is {self.batch}, and the source has {counted(self.rows, 'row')}; wanted at most as many"
+                f"{CALLER}: batch is {self.batch}; wanted at most {self.rows}, the number of rows of the source"
             )
         self.epochs = None if epochs is None else _at_least(0, epochs, "epochs")
         self._ahead = _at_least(0, prefetch, "prefetch")

@@ -4,9 +4,9 @@ It is a Feistel network, whose rounds are invertible whatever their functions ar
 pseudorandom permutations from pseudorandom functions", 1988), on the smallest power of two that is not below n. Values
 of n and above pass it again until they are below, which is called cycle walking; both constructions are those of Black
 and Rogaway, "Ciphers with arbitrary finite domains" (2002). The halves of words of an odd number of bits differ by one
-bit, and rounds change them alternately. The function of a round is the upper half of a product and a sum of 64 bits,
-with two words drawn from the key (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer
-arithmetic without primes", 1996).
+bit, and rounds change them alternately. The function of a round is the upper half of a product and a sum of 64 bits
+with two words that are drawn from the key (Dietzfelbinger, "Universal hashing and k-wise independent random variables
+via integer arithmetic without primes", 1996).
 """
 
 from __future__ import annotations

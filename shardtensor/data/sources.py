@@ -9,7 +9,7 @@ import abc
 import os
 import stat
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +83,7 @@ class ArrayRows(Source):
         self._takes = self._is_numpy and x.flags.c_contiguous and x.flags.aligned and x.dtype == kind.dtype
 
     def gather(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
+        """Reads rows in any order."""
         # Sorted rows are faster only where they are not in memory.
         if self._is_numpy and not isinstance(self.x, np.memmap):
             self.read(rows, outs)
@@ -90,6 +91,7 @@ class ArrayRows(Source):
             super().gather(rows, outs)
 
     def read(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
+        """Reads rows in ascending order."""
         (out,) = outs
         if is_run(rows):
             out[...] = np.asarray(self.x[int(rows[0]) : int(rows[-1]) + 1])
@@ -107,7 +109,8 @@ class TensorRows(Source):
         self.x = x
 
     def read(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
-        raise AssertionError("the rows of tensors are taken by operators")
+        """Is not called: operators take the rows."""
+        raise AssertionError("operators take the rows of tensors")
 
 
 class FileRows(Source):
@@ -120,6 +123,7 @@ class FileRows(Source):
         weakref.finalize(self, os.close, self._file)
 
     def read(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
+        """Reads rows in ascending order."""
         (out,) = outs
         memory = bytes_of(out)
         nbytes = memory.size // len(rows)
@@ -140,6 +144,7 @@ class ZarrRows(Source):
         self._array = array
 
     def read(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
+        """Reads rows in ascending order."""
         (out,) = outs
         rest = [(0, n) for n in self.kinds[0].shape]
         chunks = rows[:1] if is_run(rows) else rows // self._array.metadata.inner[0]
@@ -166,11 +171,15 @@ class ItemRows(Source):
         self._form = form_of(self.form)
 
     def read(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
-        for n, (row, item) in enumerate(self._items(rows.tolist())):
-            parts = leaves(item)
+        """Reads rows in ascending order."""
+        numbers = rows.tolist()
+        items = self._many(numbers) if self._many is not None else [self._x[row] for row in numbers]
+        if len(items) != len(numbers):
+            raise ArgumentError(f"__getitems__ returned {len(items)} items for {len(numbers)} rows")
+        for n, (row, item) in enumerate(zip(numbers, items, strict=True)):
             if form_of(item) != self._form:
                 raise ArgumentError(f"row {row} is {item!r:.60}; wanted the structure of row 0, {self.form!r:.60}")
-            for part, out in zip(parts, outs, strict=True):
+            for part, out in zip(leaves(item), outs, strict=True):
                 array = np.asarray(part)
                 if array.shape != out.shape[1:] or not np.can_cast(array.dtype, out.dtype):
                     raise ArgumentError(
@@ -178,16 +187,6 @@ class ItemRows(Source):
                         f"{out.shape[1:]} and {out.dtype}"
                     )
                 out[n] = array
-
-    def _items(self, rows: list[int]) -> Iterator[tuple[int, Any]]:
-        if self._many is None:
-            for row in rows:
-                yield row, self._x[row]
-            return
-        items = self._many(rows)
-        if len(items) != len(rows):
-            raise ArgumentError(f"__getitems__ returned {len(items)} items for {len(rows)} rows")
-        yield from zip(rows, items, strict=True)
 
 
 def _rows_of(shape: Sequence[int]) -> int:
@@ -252,7 +251,8 @@ def _of_path(path: str) -> Any:
         node = open_node(path)
         if isinstance(node, ZarrArray):
             return ZarrRows(node)
-        return {name: ZarrRows(open_child(path, name)) for name in ZarrGroup(path, node, None).files}
+        nodes = {name: open_child(path, name) for name in ZarrGroup(path, node, None).files}
+        return {name: ZarrRows(child) for name, child in nodes.items() if isinstance(child, ZarrArray)}
     if os.path.isdir(path) or path.endswith((".safetensors", ".safetensors.index.json")):
         return {
             name: FileRows(file, *entry)

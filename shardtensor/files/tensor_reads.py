@@ -82,14 +82,14 @@ def tensor_of_boxes(value: Aval, array_of: Arrays, caller: str) -> ShardedTensor
 
 
 def on_devices(value: Aval) -> Aval:
-    """Returns the value as which the elements of another one are read: in memories of devices, and without partial sums."""
+    """Returns the value in memories of devices and without partial sums, as which its elements are read."""
     if not value.unreduced and not value.offloaded:
         return value
     return aval(value.shape, value.dtype, reduced(value).sharding.with_memory_kind("device"), True)
 
 
 def local_boxes(value: Aval) -> dict[Box, list[int]]:
-    """Returns the boxes whose elements the devices of this process hold, and the numbers of the cells that have each."""
+    """Returns the boxes that the devices of this process hold, and the numbers of the cells that have each."""
     grid, holders = value.cells.grid, dict[Box, list[int]]()
     for n, device in enumerate(grid.devices):
         if not is_remote(device):
