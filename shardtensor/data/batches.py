@@ -16,7 +16,7 @@ from shardtensor.data.order import shuffled
 from shardtensor.data.reader import Reader
 from shardtensor.data.sources import Numbers, Source, TensorRows, is_run, sources_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError, message_of
-from shardtensor.files.chunk_grids import Box
+from shardtensor.files.chunk_grids import Box, size_of
 from shardtensor.files.tensor_reads import local_boxes, on_devices, tensor_of_boxes
 from shardtensor.functions.random.random_keys import Key, bits_of, integer
 from shardtensor.host import fork, memory_pool
@@ -90,7 +90,7 @@ class _Plan:
                 value = aval((size, *kind.shape), kind.dtype, where, is_committed)
                 values.append(value)
                 if not value.backend.simulated and not isinstance(source, TensorRows):
-                    held += [np.arange(*box[0]) for box in local_boxes(on_devices(value))]
+                    held += [np.arange(*box[0]) for box in local_boxes(on_devices(value)) if size_of(box)]
             places.append(np.unique(np.concatenate(held)))
         return _Layout(values, places)
 
@@ -126,6 +126,9 @@ def _boxes(value: Aval, places: Numbers, rows: HostArray) -> dict[Box, HostArray
     found: dict[Box, HostArray] = {}
     for box in () if value.backend.simulated else local_boxes(on_devices(value)):
         (begin, end), *rest = box
+        if not size_of(box):  # Its rows may not have been read.
+            found[box] = np.empty([end - begin for begin, end in box], rows.dtype)
+            continue
         first = int(np.searchsorted(places, begin))
         part = rows[(slice(first, first + end - begin), *[slice(*ends) for ends in rest])]
         # Memories of devices get copies; one that NumPy's arrays are in must not share its array with another one.

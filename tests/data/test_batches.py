@@ -147,6 +147,19 @@ def test_epochs_have_each_row_once(
         assert shuffle or seen == list(range(len(seen)))
 
 
+@pytest.mark.parametrize("batch", [1, 999, 1500, 5000])
+def test_rows_that_are_drawn_together(batch: int) -> None:
+    """Those of many batches, of few, and of one that is larger than what is drawn at least."""
+    x = np.arange(9000)
+    with st.data.Batches(x, batch, key=KEY) as batches:
+        batches.restore(batches.state | {"step": max(batches.batches_per_epoch - 2, 0)})
+        for step in range(batches.state["step"], batches.state["step"] + 4):
+            assert np.array_equal(next(batches), expected(step, batch, 9000))
+        batches.restore(batches.state | {"step": 4090 // batch})
+        for step in range(4090 // batch, 4090 // batch + 10):
+            assert np.array_equal(next(batches), expected(step, batch, 9000))
+
+
 # -- states ----------------------------------------------------------------------------------------
 
 
@@ -193,7 +206,9 @@ def test_states_of_other_batches_are_errors() -> None:
         with pytest.raises(st.ArgumentError, match=f"^data.Batches.restore: .* in another order: {message}$"):
             batches.restore(state)
     for wrong in (3, {}, state | {"more": 1}):
-        with pytest.raises(st.ArgumentTypeError, match=r"^data.Batches.restore: state is .*; wanted a dict with step, rows"):
+        with pytest.raises(
+            st.ArgumentTypeError, match=r"^data.Batches.restore: state is .*; wanted a dict with step, rows"
+        ):
             batches.restore(wrong)  # type: ignore[arg-type]
     with pytest.raises(st.ArgumentTypeError, match=r"^data.Batches.restore: step is a float; wanted an integer"):
         batches.restore(state | {"step": 0.5})
@@ -232,7 +247,9 @@ def test_the_length_of_endless_batches_is_an_error() -> None:
     batches = st.data.Batches(X, 8, key=KEY)
     assert bool(batches)
     assert repr(batches) == "Batches(53 rows, batch=8, epochs=None, step=0)"
-    with pytest.raises(st.ArgumentTypeError, match="^len: data.Batches is endless; give epochs, or use batches_per_epoch$"):
+    with pytest.raises(
+        st.ArgumentTypeError, match="^len: data.Batches is endless; give epochs, or use batches_per_epoch$"
+    ):
         len(batches)
 
 
@@ -260,7 +277,10 @@ def test_errors_of_a_source_are_raised_at_their_step(ahead: int, error: Exceptio
         for step in range(3):
             assert np.array_equal(next(batches), X[expected(step)])
         for _ in range(2):
-            text = r"^data.Batches: the source raised an error at step 3, for the rows \d+, .*, \.\.\.|" + type(error).__name__
+            text = (
+                r"^data.Batches: the source raised an error at step 3, for the rows \d+, .*, \.\.\.|"
+                + type(error).__name__
+            )
             with pytest.raises(st.ArgumentError, match=text) as caught:
                 next(batches)
             assert caught.value.__cause__ is error

@@ -39,7 +39,11 @@ def test_some_places_of_any_number_of_rows(rows: int, key: int, data: some.DataO
 def test_the_numbers_do_not_change() -> None:
     """A program that is restored by a later version gets the same rows."""
     assert shuffled(np.arange(10), 10, 7, 0).tolist() == [5, 3, 8, 0, 4, 6, 9, 2, 7, 1]
-    assert shuffled(np.arange(3), 10**15, 7 | 5 << 64, 2**33).tolist() == [618899277115010, 489064231399315, 814743419931620]
+    assert shuffled(np.arange(3), 10**15, 7 | 5 << 64, 2**33).tolist() == [
+        618899277115010,
+        489064231399315,
+        814743419931620,
+    ]
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, 6, 7] if all_of_them else [3, 5])

@@ -207,7 +207,9 @@ class Few(ManyItems):
     (Few(), r"__getitems__ returned 7 items for 8 rows"),
 ])  # fmt: skip
 def test_items_that_differ_are_errors(source: Any, message: str) -> None:
-    with pytest.raises(st.ArgumentError, match=rf"(?s)^data.Batches: the source raised an error at step \d, .*{message}"):
+    with pytest.raises(
+        st.ArgumentError, match=rf"(?s)^data.Batches: the source raised an error at step \d, .*{message}"
+    ):
         batches(source)
 
 
