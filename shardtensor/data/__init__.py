@@ -9,7 +9,7 @@ Formats of files are `shardtensor.files`. The public API imports this package, a
 
 >>> batches = st.data.Batches(np.arange(8), 4, key=st.random.key(0))
 >>> next(batches).tolist(), next(batches).tolist()
-([0, 6, 4, 5], [7, 1, 2, 3])
+([1, 3, 0, 2], [7, 5, 6, 4])
 """
 
 from __future__ import annotations

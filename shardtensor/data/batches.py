@@ -155,7 +155,7 @@ class Batches:
     with an error, with `close` and the ``with`` block, and when the object is deleted.
 
     Args:
-        source: what has the rows, or a pytree of such objects with the same number of rows:
+        source: an object with rows, or a pytree of such objects with the same number of rows:
 
             * an array of shape (rows, ...): of NumPy, also a memory map, or of another library whose arrays take
               slices and ascending arrays of indices, such as HDF5;
@@ -194,9 +194,9 @@ class Batches:
     >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
     >>> for batch in st.data.Batches({"x": x, "y": y}, 2, key=st.random.key(0), epochs=1):
     ...     print(batch["x"].shape, batch["y"].tolist())
-    (2, 2) [0, 3]
-    (2, 2) [2, 4]
-    (1, 2) [1]
+    (2, 2) [1, 3]
+    (2, 2) [0, 2]
+    (1, 2) [4]
     """
 
     def __init__(

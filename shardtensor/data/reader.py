@@ -25,7 +25,7 @@ class Reader:
     def __init__(self, compute: Callable[[int], Any], first: int, end: int | None, ahead: int) -> None:
         self.next, self.generation = first, fork.generation
         self._compute, self._first, self._end, self._ahead = compute, first, end, ahead
-        self._ready: deque[tuple[Any, Exception | None]] = deque()
+        self._ready: deque[tuple[Any, BaseException | None]] = deque()
         self._is_closed = False
         self._changed = threading.Condition()  # fork: the child does not use it.
         self._thread = threading.Thread(target=self._run, name="shardtensor-batches", daemon=True)
@@ -70,7 +70,7 @@ class Reader:
             result = None
             try:
                 result = self._compute(number)
-            except Exception as raised:
+            except BaseException as raised:  # It is raised in the thread that takes the result.
                 error = raised
             with self._changed:
                 if not self._is_closed:

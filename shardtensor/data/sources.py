@@ -25,6 +25,7 @@ from shardtensor.files.paths import read_into
 from shardtensor.files.safetensors_files import entries_of
 from shardtensor.files.zarr import ZarrArray, open_child, open_node
 from shardtensor.files.zarr_folders import ZarrGroup
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.pytree import form_of, leaves, paths, replaced
@@ -175,7 +176,9 @@ class ItemRows(Source):
         numbers = rows.tolist()
         items = self._many(numbers) if self._many is not None else [self._x[row] for row in numbers]
         if len(items) != len(numbers):
-            raise ArgumentError(f"__getitems__ returned {len(items)} items for {len(numbers)} rows")
+            raise ArgumentError(
+                f"__getitems__ returned {counted(len(items), 'item')} for {counted(len(numbers), 'row')}"
+            )
         for n, (row, item) in enumerate(zip(numbers, items, strict=True)):
             if form_of(item) != self._form:
                 raise ArgumentError(f"row {row} is {item!r:.60}; wanted the structure of row 0, {self.form!r:.60}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -60,10 +61,11 @@ def meshes() -> dict[str, Any]:
         "checked": st.make_mesh((3,), ("d",), devices=checked[:3]),
         "checked 2 x 4": st.make_mesh((2, 4), ("data", "model"), devices=checked),
         "grouped": st.make_mesh((8,), ("d",), devices=grouped[:8]),
+        "cupy": st.make_mesh((2,), ("d",), devices=st.devices("cupy")[:2]),
     }
 
 
-@pytest.mark.parametrize("name", ["1", "2", "8", "2 x 4", "checked", "checked 2 x 4", "grouped"])
+@pytest.mark.parametrize("name", ["1", "2", "8", "2 x 4", "checked", "checked 2 x 4", "grouped", "cupy"])
 def test_the_same_batches_on_all_devices(name: str) -> None:
     """Also where columns are split, where batches are replicated, and where a batch has fewer rows than devices."""
     mesh = meshes()[name]
@@ -142,7 +144,7 @@ def test_epochs_have_each_row_once(
         assert (len(found), batches.batches_per_epoch, len(batches)) == (epochs * each, each, epochs * each)
         assert list(batches) == []
     for epoch in range(epochs):
-        seen = sum(found[epoch * each : (epoch + 1) * each], [])
+        seen = list(itertools.chain(*found[epoch * each : (epoch + 1) * each]))
         assert len({*seen}) == len(seen) == (each * batch if drop_last else rows)
         assert shuffle or seen == list(range(len(seen)))
 
@@ -196,12 +198,13 @@ def test_keys_of_64_bits_are_restored(tmp_path: Path) -> None:
 
 def test_states_of_other_batches_are_errors() -> None:
     state = st.data.Batches(X, 8, key=KEY).state
-    for options, message in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch": 4}, "it has batch 8; wanted batch 4"),
         ({"source": X[:50], "key": st.random.key(8)}, "it has rows 53, seed 7; wanted rows 50, seed 8"),
         ({"shuffle": False}, "it has shuffle 1, seed 7; wanted shuffle 0, seed 0"),
         ({"drop_last": True}, "it has drop_last 0; wanted drop_last 1"),
-    ):
+    )
+    for options, message in cases:
         batches = st.data.Batches(**{"source": X, "batch": 8, "key": KEY, **options})
         with pytest.raises(st.ArgumentError, match=f"^data.Batches.restore: .* in another order: {message}$"):
             batches.restore(state)
@@ -211,7 +214,7 @@ def test_states_of_other_batches_are_errors() -> None:
         ):
             batches.restore(wrong)  # type: ignore[arg-type]
     with pytest.raises(st.ArgumentTypeError, match=r"^data.Batches.restore: step is a float; wanted an integer"):
-        batches.restore(state | {"step": 0.5})
+        batches.restore({**state, "step": 0.5})  # type: ignore[dict-item]
     with pytest.raises(st.ArgumentError, match=r"step is -1; wanted at least 0"):
         batches.restore(batches.state | {"step": -1})
 
@@ -248,7 +251,7 @@ def test_the_length_of_endless_batches_is_an_error() -> None:
     assert bool(batches)
     assert repr(batches) == "Batches(53 rows, batch=8, epochs=None, step=0)"
     with pytest.raises(
-        st.ArgumentTypeError, match="^len: data.Batches is endless; give epochs, or use batches_per_epoch$"
+        st.ArgumentTypeError, match=r"^len: data.Batches is endless; give epochs, or use batches_per_epoch$"
     ):
         len(batches)
 
@@ -291,6 +294,23 @@ def test_errors_of_a_source_are_raised_at_their_step(ahead: int, error: Exceptio
             assert np.array_equal(next(batches), X[expected(step)])
 
 
+def test_an_exit_of_a_source_is_raised_as_it_is() -> None:
+    with st.data.Batches(Failing(int(expected(1)[0]), error=SystemExit(3)), 8, key=KEY) as batches:
+        next(batches)
+        with pytest.raises(SystemExit):
+            next(batches)
+
+
+def test_host_arrays_are_sent_explicitly() -> None:
+    sharding = st.NamedSharding(meshes()["checked"], st.P("d"))
+    with st.data.Batches((X, Y), 8, key=KEY, sharding=sharding) as batches:
+        with st.transfer_guard("disallow"):
+            next(batches)
+        with st.transfers() as log:
+            next(batches)
+        assert {entry.operator for entry in log} == {"data.Batches"}
+
+
 def test_errors_of_tensors_are_raised_as_they_are() -> None:
     x = st.asarray(X)
     with st.data.Batches(x, 8, key=KEY) as batches:
@@ -331,9 +351,15 @@ def test_threads_end_with_the_iteration_with_errors_and_with_close() -> None:
     batches = st.data.Batches(X, 8, key=KEY, epochs=1)
     assert len(list(batches)) == 7
     assert not threads()
-    with pytest.raises(KeyboardInterrupt), st.data.Batches(X, 8, key=KEY) as batches:
-        next(batches)
-        raise KeyboardInterrupt
+    batches = st.data.Batches(X, 8, key=KEY)
+
+    def interrupted() -> None:
+        with batches:
+            next(batches)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert not list(filter(is_reading, threading.enumerate()))  # at once
     batches.close()
     assert np.array_equal(next(batches), X[expected(1)])

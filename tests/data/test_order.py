@@ -30,7 +30,7 @@ def test_some_places_of_any_number_of_rows(rows: int, key: int, data: some.DataO
     """Places give the same rows in any order and company, and different places different rows."""
     places = np.array(data.draw(some.lists(some.integers(0, rows - 1), min_size=1, max_size=9, unique=True)))
     order = shuffled(places, rows, key, 3)
-    assert ((0 <= order) & (order < rows)).all()
+    assert ((order >= 0) & (order < rows)).all()
     assert len({*order.tolist()}) == len(places)
     assert np.array_equal(shuffled(places[::-1].copy(), rows, key, 3)[::-1], order)
     assert shuffled(places[:1], rows, key, 3) == order[:1]
