@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -34,8 +34,8 @@ _DRAWN = 1 << 12
 Placed = tuple[NamedSharding, bool]
 """A sharding, and whether tensors are committed to it."""
 
-Arrays = list[dict[Box, HostArray]]
-"""For each array of a batch the elements of the boxes that this process holds; none for the rows of tensors."""
+Boxes = dict[Box, HostArray]
+"""The elements of an array of a batch that this process holds."""
 
 
 @functools.lru_cache(4)
@@ -46,16 +46,18 @@ def _drawn(start: int, end: int, rows: int, bits: int, epoch: int) -> Numbers:
     return numbers
 
 
-class _Layout(NamedTuple):
-    """How batches of one size are placed.
+class _Part(NamedTuple):
+    """What batches of one size have of a source.
 
     Attributes:
+        source: the source.
         values: the aval of each array.
-        places: the places in a batch of the rows that this process reads of each source, in ascending order.
+        places: the places in the batch of the rows that this process reads, in ascending order.
     """
 
+    source: Source
     values: list[Aval]
-    places: list[Numbers]
+    places: Numbers
 
 
 class _Plan:
@@ -64,11 +66,11 @@ class _Plan:
     def __init__(
         self, sources: list[Source], batch: int, bits: int | None, drop_last: bool, wheres: list[Placed]
     ) -> None:
-        self.sources, self.batch, self.rows = sources, batch, sources[0].rows
+        self.batch, self.rows = batch, sources[0].rows
         self.per_epoch = self.rows // batch if drop_last else -(-self.rows // batch)
         self._bits = bits
         sizes = {batch} if drop_last else {batch, self.rows % batch or batch}
-        self.layouts = {size: self._layout(size, iter(wheres)) for size in sizes}
+        self.parts = {size: _parts(sources, wheres, size) for size in sizes}
 
     def numbers(self, step: int) -> Numbers:
         """Returns the rows of a step, in the order of the batch."""
@@ -81,63 +83,65 @@ class _Plan:
         drawn = _drawn(block * size, min((block + 1) * size, self.rows), self.rows, self._bits, epoch)
         return drawn[begin : begin + stop - start]
 
-    def _layout(self, size: int, wheres: Iterator[Placed]) -> _Layout:
-        values, places = [], []
-        for source in self.sources:
-            held: list[Numbers] = [np.arange(0)]
-            for kind in source.kinds:
-                where, is_committed = next(wheres)
-                value = aval((size, *kind.shape), kind.dtype, where, is_committed)
-                values.append(value)
-                if not value.backend.simulated and not isinstance(source, TensorRows):
-                    held += [np.arange(*box[0]) for box in local_boxes(on_devices(value)) if size_of(box)]
-            places.append(np.unique(np.concatenate(held)))
-        return _Layout(values, places)
-
-    def read(self, step: int) -> Arrays:
-        """Reads the rows that this process needs for a step: each source once.
+    def read(self, step: int) -> list[list[Boxes]]:
+        """Reads the rows that this process needs for a step, and returns those of each array of each source. The rows
+        of tensors are not read.
 
         Raises:
             ArgumentError: a source raises an error, which is its cause.
         """
         numbers = self.numbers(step)
-        layout, arrays = self.layouts[len(numbers)], Arrays()
-        values = iter(layout.values)
-        for source, places in zip(self.sources, layout.places, strict=True):
-            shapes = [(len(places), *kind.shape) for kind in source.kinds]
-            outs = [memory_pool.empty(shape, kind.dtype) for shape, kind in zip(shapes, source.kinds, strict=True)]
-            if places.size:
-                with_rows = numbers if len(places) == len(numbers) else numbers[places]
-                try:
-                    source.gather(with_rows, outs)
-                except DeviceMemoryError:
-                    raise
-                except Exception as error:
-                    raise ArgumentError(
-                        f"{CALLER}: the source raised an error at step {step}, for the rows {_some(with_rows)}: "
-                        f"{message_of(error)}"
-                    ) from error
-            arrays += [_boxes(value, places, out) for out, value in zip(outs, values, strict=False)]
-        return arrays
+        return [self._read_part(part, numbers, step) for part in self.parts[len(numbers)]]
+
+    def _read_part(self, part: _Part, numbers: Numbers, step: int) -> list[Boxes]:
+        if isinstance(part.source, TensorRows):
+            return []
+        if len(part.places) < len(numbers):
+            numbers = numbers[part.places]
+        outs = [memory_pool.empty((len(numbers), *kind.shape), kind.dtype) for kind in part.source.kinds]
+        try:
+            if numbers.size:
+                part.source.gather(numbers, outs)
+        except DeviceMemoryError:
+            raise
+        except Exception as error:
+            rows = ", ".join(map(str, sorted(numbers.tolist())[:8])) + (", ..." if len(numbers) > 8 else "")
+            raise ArgumentError(
+                f"{CALLER}: the source raised an error at step {step}, for the rows {rows}: {message_of(error)}"
+            ) from error
+        return [_boxes(value, part.places, out) for value, out in zip(part.values, outs, strict=True)]
 
 
-def _boxes(value: Aval, places: Numbers, rows: HostArray) -> dict[Box, HostArray]:
+def _parts(sources: list[Source], wheres: list[Placed], size: int) -> list[_Part]:
+    """Returns what batches of a size have of each source, given the sharding of each array."""
+    parts, placed = [], iter(wheres)
+    for source in sources:
+        values = [aval((size, *kind.shape), kind.dtype, *next(placed)) for kind in source.kinds]
+        held = [np.arange(*box[0]) for value in values for box in _read_boxes(value) if size_of(box)]
+        parts.append(_Part(source, values, np.unique(np.concatenate([np.arange(0), *held]))))
+    return parts
+
+
+def _read_boxes(value: Aval) -> Iterable[Box]:
+    """Returns the boxes of an array that this process reads: none of a mesh without devices."""
+    return () if value.backend.simulated else local_boxes(on_devices(value))
+
+
+def _boxes(value: Aval, places: Numbers, rows: HostArray) -> Boxes:
     """Returns the boxes of an array that this process holds, given the rows at some places."""
-    found: dict[Box, HostArray] = {}
-    for box in () if value.backend.simulated else local_boxes(on_devices(value)):
-        (begin, end), *rest = box
-        if not size_of(box):  # Its rows may not have been read.
-            found[box] = np.empty([end - begin for begin, end in box], rows.dtype)
+    found = Boxes()
+    for box in _read_boxes(value):
+        shape = tuple([end - begin for begin, end in box])
+        if shape == rows.shape:
+            found[box] = rows
             continue
-        first = int(np.searchsorted(places, begin))
-        part = rows[(slice(first, first + end - begin), *[slice(*ends) for ends in rest])]
-        # Memories of devices get copies; one that NumPy's arrays are in must not share its array with another one.
-        found[box] = part if part.shape == rows.shape or not value.backend.on_host else part.copy()
+        first = int(np.searchsorted(places, box[0][0]))
+        part = rows[(slice(first, first + shape[0]), *[slice(*ends) for ends in box[1:]])]
+        if not part.size:
+            part = np.empty(shape, rows.dtype)  # Its rows may not have been read.
+        # Devices get copies of host arrays, but the arrays of NumPy's devices must not have the same memory.
+        found[box] = part.copy() if value.backend.on_host else part
     return found
-
-
-def _some(rows: Numbers) -> str:
-    return ", ".join(map(str, sorted(rows.tolist())[:8])) + (", ..." if len(rows) > 8 else "")
 
 
 class Batches:
@@ -214,7 +218,6 @@ class Batches:
         self.epochs = None if epochs is None else _at_least(0, epochs, "epochs")
         self._ahead = _at_least(0, prefetch, "prefetch")
         self._form = map_leaves(lambda one: one.form, tree)
-        self._source_of_each = [one for one in found for _ in one.kinds]
         wheres = _shardings(self._form, [len(kind.shape) + 1 for one in found for kind in one.kinds], sharding)
         self._key = _checked_key(key) if shuffle else None
         bits = None if self._key is None else bits_of(self._key, CALLER)
@@ -249,18 +252,19 @@ class Batches:
             self.close()
             raise StopIteration
         numbers = self._plan.numbers(step)
-        values = self._plan.layouts[len(numbers)].values
+        parts = self._plan.parts[len(numbers)]
         try:
             arrays = self._plan.read(step) if not self._ahead else self._reader_at(step).take()
         except BaseException as error:  # Raised again: other processes may not have raised it.
             self.close()
-            note_error(CALLER, tuple([value.sharding for value in values]), error)
+            note_error(CALLER, tuple([value.sharding for part in parts for value in part.values]), error)
             raise
         tensors = []
-        for source, value, boxes in zip(self._source_of_each, values, arrays, strict=True):
-            if isinstance(source, TensorRows):
-                tensors.append(_taken(source, numbers, value))
-            else:
+        for part, of_part in zip(parts, arrays, strict=True):
+            if isinstance(part.source, TensorRows):
+                tensors.append(_taken(part.source, numbers, part.values[0]))
+                continue
+            for value, boxes in zip(part.values, of_part, strict=True):
                 tensors.append(tensor_of_boxes(value, boxes.__getitem__, CALLER))
         self._step = step + 1
         return replaced(self._form, tensors)
@@ -272,13 +276,15 @@ class Batches:
             self.close()
             end = None if self.epochs is None else len(self)
             self._reader = reader = Reader(self._plan.read, step, end, self._ahead)
-            weakref.finalize(self, reader.close, wait=False).atexit = False
+            self._finalizer = weakref.finalize(self, reader.close, wait=False)
+            self._finalizer.atexit = False  # The reader itself ends then.
         return reader
 
     def close(self) -> None:
         """Ends the thread that reads ahead. A call of ``next`` starts another one, at the same step."""
         reader, self._reader = self._reader, None
         if reader is not None:
+            self._finalizer.detach()
             reader.close()
 
     def __enter__(self) -> Self:
