@@ -165,7 +165,9 @@ class Batches:
               slices and ascending arrays of indices, such as HDF5;
             * a tensor of shape (rows, ...);
             * the path of a file or folder: .npy, .npz, safetensors or zarr v3. One with several arrays is a dict. Of a
-              .npz file, and where rows are not contiguous in a .npy file, all elements are read at the beginning;
+              .npz file, and where rows are not contiguous in a .npy file, all elements are read at the beginning. Of a
+              folder, whole inner chunks are read and their checksums compared, which takes long where rows are shuffled
+              and chunks have many;
             * an object with ``__len__`` and ``__getitem__``, such as a map-style dataset of PyTorch, whose items are
               arrays or pytrees of arrays. Item 0 is read at the beginning: the others have its structure, its shapes
               and its dtypes. An object with ``__getitems__`` gets a list with the rows of a batch, others one row

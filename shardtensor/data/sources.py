@@ -59,7 +59,7 @@ class Source(abc.ABC):
         """Reads rows in any order, each of which occurs once, into an array of each kind."""
         order = np.argsort(rows)
         if np.array_equal(rows, ordered := rows[order]):
-            self.read(rows, outs)
+            self.read(ordered, outs)
             return
         parts = [np.empty_like(out) for out in outs]
         self.read(ordered, parts)

@@ -79,6 +79,7 @@ ONE: dict[str, Callable[[Path], Any]] = {
     "tensor": lambda folder: st.asarray(X),
     "replicated tensor": lambda folder: st.device_put(X, st.NamedSharding(st.make_mesh((4,), ("a",)), st.P())),
     "array of another library": lambda folder: Slow(X),
+    "torch tensor": lambda folder: torch_tensor(X),
     ".npy": npy,
     ".npy as a path": lambda folder: Path(npy(folder)),
     ".npy of other bytes": lambda folder: npy(folder, X.astype(">f4")),
