@@ -85,6 +85,7 @@ def layouts() -> str:
 
 LAYERS = [
     ("shardtensor", "the public names", "#cfe3f7"),
+    ("data", "batches · order of rows · sources · reading ahead", "#c9e8e4"),
     ("optim", "optimizers: chains of transformations · schedules", "#cfeaf2"),
     ("checkpoint", "trees · manifests · one folder for each step", "#cbe9dd"),
     ("files", "formats · checksums · writes that are durable and whole", "#d3eef0"),
@@ -102,9 +103,9 @@ LAYERS = [
 
 STEPS = [
     (0, "st.tanh(x)"),
-    (5, "the interpreter infers the layout, and plans"),
-    (7, "elements that are missing are transferred"),
-    (10, "the plugin computes on each device"),
+    (7, "the interpreter infers the layout, and plans"),
+    (9, "elements that are missing are transferred"),
+    (12, "the plugin computes on each device"),
 ]
 """The path of a call: the layer of each step, and what happens there."""
 

@@ -150,8 +150,9 @@ OTHERS = {
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
-    "thresholds of files and checkpoints, which their tests have on both sides": """
+    "thresholds of files, checkpoints and batches, which their tests have on both sides": """
         checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.plans._SUMMED checkpoint.saving._SMALL
+        data.batches._DRAWN
         files.ahead.HELD files.atomic._BEGUN files.atomic._BLOCK files.box_reader._OPEN files.box_reader._TASK
         files.box_reader._SLAB files.byte_ranges._PAGE files.byte_ranges._SLAB files.byte_ranges._SPAN files.checksums._LANES
         files.checksums._STEPS files.chunk_grids._ROW files.joint_writes._LEAST_RUN files.joint_writes._ROUND
@@ -165,6 +166,7 @@ OTHERS = {
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
+        data.order._EPOCHS data.order._ROUNDS
         functions.random.distributions._FEW functions.random.distributions._LEAST_LIKELY functions.random.distributions._MOST
         functions.random.distributions._LOW functions.random.random_elements._ATTEMPTS
         functions.random.random_elements._RATIO functions.random.random_kernel._NARROW functions.random.random_keys._WORD
