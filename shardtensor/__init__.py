@@ -55,6 +55,9 @@ for _name, _module in _modules.items():
         _OPS.chapters[_name] = _module
 
 
+_submodules = {name for name, module in _modules.items() if module == f"{__name__}.{name}"} - {*globals()}
+"""The public modules of which `help` still shows quotes: modules below them may import them before a program does."""
+
 _ABOVE.modules.update(
     Moved="shardtensor.pictures.traffic_picture",
     call_numpy="shardtensor.functions.numpy.translated_calls",
@@ -106,6 +109,9 @@ else:  # Type checkers would take `__getattr__` for a definition of every name, 
         module = _importlib.import_module(_modules.get(name, f"{__name__}.{name}"))  # Programs need few of them.
         _hide_from_pytest(module)
         value = globals()[name] = _public(name, module)
+        for imported in _submodules & {*globals()}:
+            _submodules.discard(imported)
+            _without_quotes(globals()[imported])
         return value
 
     def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.grad import argument_numbers, check_function
 from shardtensor.interpreters.differentiation.left_sums import LeftSums, added_up, leaving_sums
 from shardtensor.tensor.operands import is_data
@@ -97,8 +98,8 @@ def _rows(args: Sequence[Any], numbers: Sequence[int], n: int) -> int:
                 continue
             if known is not None and len(x) != known[1]:
                 raise ArgumentError(
-                    f"accumulate: {path} has {len(x)} rows, and {known[0]} has {known[1]}; wanted batches of the same "
-                    "number of rows (batch_argnums= chooses the arguments that are split)"
+                    f"accumulate: {path} has {counted(len(x), 'row')}, and {known[0]} has {known[1]}; wanted batches "
+                    "of the same number of rows (batch_argnums= chooses the arguments that are split)"
                 )
             known = known or (path, len(x))
     if known is None:
@@ -107,7 +108,9 @@ def _rows(args: Sequence[Any], numbers: Sequence[int], n: int) -> int:
             "(batch_argnums= chooses the arguments)"
         )
     if known[1] < n:
-        raise ArgumentError(f"accumulate: {known[0]} has {known[1]} rows; wanted one for each of the {n} parts or more")
+        raise ArgumentError(
+            f"accumulate: {known[0]} has {counted(known[1], 'row')}; wanted one for each of {counted(n, 'part')} or more"
+        )
     return known[1]
 
 
