@@ -187,12 +187,13 @@ class Checks(Interpreter):
         """
         if calls_functions(step.op):
             return self.inner().transpose(step, g)
-        given = next((at for x in (g if isinstance(g, list) else [g]) if (at := first_nan(x))), None)
+        cotangents = g if isinstance(g, list) else [g]
+        given = [at for test in ("isnan", "isinf") for x in cotangents if (at := first_nan(x, test))]
         with self.unchecked():
             result = self.inner().transpose(step, g)
             for name, x in zip(step.op.operands * len(result), result, strict=False):
                 if at := first_nan(x.g if type(x) is Into else x):
-                    raise NaNError(transpose_text(step, name, at, given, _line()))
+                    raise NaNError(transpose_text(step, name, at, next(iter(given), None), _line()))
         return result
 
     def line_of_call(self) -> str:

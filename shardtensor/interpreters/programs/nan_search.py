@@ -51,21 +51,29 @@ def moves(op: Op, operands: Sequence[Any], result: Any) -> bool:
 # -- arrays ----------------------------------------------------------------------------------------
 
 
-def first_nan(x: Any) -> str | None:
+_TESTS = {"isnan": "a NaN", "isinf": "an infinity"}
+
+
+def first_nan(x: Any, test: str = "isnan") -> str | None:
     """Returns where the first NaN of an array is: ``a NaN at index (2,) on numpy:2``; None if it has none, or if other
-    processes hold its elements.
+    processes hold its elements. With the test ``"isinf"``, it is the first infinity.
     """
     if type(x) is not ShardedTensor:
-        return _first_of_array(x)
+        return _first_of_array(x, test)
     if not is_inexact(x.dtype) or lacks_elements(x):
         return None
     if x._aval.unreduced:
         x = call("partial_sums", x)
     for device, index, array in _shards(x):
-        if (at := _first_in(array, device)) is not None:
-            place = tuple([n + (s.start or 0) for n, s in zip(at, index[-len(at) :] if at else (), strict=True)])
-            return f"a NaN at index {place} on {device}" if place else f"a NaN on {device}"
+        if (at := _first_in(array, device, test)) is not None:
+            place = tuple([n + (s.start or 0) for n, s in zip(at, index, strict=True)])
+            return _place_text(test, place, device)
     return None
+
+
+def _place_text(test: str, at: tuple[int, ...], device: Device | None) -> str:
+    index = f" at index {at}" if at else ""
+    return f"{_TESTS[test]}{index}" if device is None else f"{_TESTS[test]}{index} on {device}"
 
 
 def _shards(x: ShardedTensor) -> Iterable[tuple[Device, Any, Any]]:
@@ -81,30 +89,27 @@ def _shards(x: ShardedTensor) -> Iterable[tuple[Device, Any, Any]]:
                 yield device, index, array
 
 
-def _first_in(array: Any, device: Device) -> tuple[int, ...] | None:
+def _first_in(array: Any, device: Device, test: str) -> tuple[int, ...] | None:
     backend = backend_of(device)
     with backend.on(device):
-        mask = backend.xp.isnan(array)
+        mask = getattr(backend.xp, test)(array)
         if not bool(backend.xp.any(mask)):
             return None
         host = np.asarray(backend.to_host(mask, device))
     return tuple(map(int, np.argwhere(host)[0]))
 
 
-def _first_of_array(x: Any) -> str | None:
+def _first_of_array(x: Any, test: str) -> str | None:
     """See `first_nan`: of a host array or a scalar, or, in a program of a map, of an array of its device."""
     device, backend = current_device(), array_backend(x)
     if backend is not None:
-        at = _first_in(x, device) if device is not None and is_inexact(backend.dtype_of(x)) else None
+        at = _first_in(x, device, test) if device is not None and is_inexact(backend.dtype_of(x)) else None
     elif isinstance(x, (float, complex, np.ndarray, np.generic)) and is_inexact(np.asarray(x).dtype):
-        found = np.argwhere(np.isnan(x))
+        found = np.argwhere(getattr(np, test)(x))
         at = tuple(map(int, found[0])) if len(found) else None
     else:
         return None
-    if at is None:
-        return None
-    on = "" if device is None else f" on {device}"
-    return f"a NaN at index {at}{on}" if at else f"a NaN{on}"
+    return None if at is None else _place_text(test, at, device)
 
 
 def nan_text(name: str, at: str, line: str, result: Any, operands: Sequence[tuple[str, Any]]) -> str:
@@ -118,9 +123,10 @@ def nan_text(name: str, at: str, line: str, result: Any, operands: Sequence[tupl
         operands: names and values of the operands that are arrays or numbers.
     """
     kinds = [f"{n} {x if type(x) in SCALARS else typeof(x)}" for n, x in operands]
-    before = next((f"{n} has {where} already" for n, x in operands if (where := first_nan(x))), "no operand has one")
+    before = next((f"{n} has {where} already" for n, x in operands if (where := first_nan(x))), None)
+    infinite = next((f"{n} has {where}" for n, x in operands if (where := first_nan(x, "isinf"))), "no operand has one")
     given = f" of {', '.join(kinds)}" if kinds else ""
-    return f"{name}: the result has {at}, at {line}: {typeof(result)}{given}; {before}. {_ADVICE}"
+    return f"{name}: the result has {at}, at {line}: {typeof(result)}{given}; {before or infinite}. {_ADVICE}"
 
 
 def transpose_text(step: Any, name: str, at: str, given: str | None, line: str) -> str:
@@ -130,20 +136,20 @@ def transpose_text(step: Any, name: str, at: str, given: str | None, line: str) 
         step: the call.
         name: the operand.
         at: where the first NaN is.
-        given: where the first NaN of the cotangents of the results is; None if they have none.
+        given: the first NaN or infinity of the cotangents of the results; None if they have none.
         line: the line that called the backward pass.
     """
-    before = f"that of the result has {given} already" if given else "that of the result has none"
+    operator = step.op.error_name
     called = f"at {step.line}" if step.line else f"in the gradient at {line}"
     return (
-        f"{step.op.error_name}: in the backward pass, the cotangent of {name} has {at}; {step.op.error_name} is called "
-        f"{called}; {before}. {_ADVICE}"
+        f"{operator}: in the backward pass, the cotangent of {name} has {at}; {operator} is called {called}; the "
+        f"cotangent of its result has {given or 'neither NaN nor infinity'}. {_ADVICE}"
     )
 
 
 _ADVICE = (
-    "Look at the operands there; st.where(condition, x, 1) before the call replaces those for which the function or its "
-    "derivative is not defined"
+    "Look at the operands there; st.where(condition, x, 1) before the call replaces those for which the function or "
+    "its derivative is not defined"
 )
 
 
@@ -172,8 +178,8 @@ def found_in_program(executable: Any, values: Values, inputs: Sequence[Any]) -> 
     if any(v in search.nans for v in bad):
         return None  # Its inputs have it, and it has moved the elements.
     return (
-        f"jit: a result of {executable.name} has {first_nan(values[bad[0].number])}, and its operators, run again one by "
-        "one, give none: kernels may round or add in another way; st.disable_jit() calls the function itself"
+        f"jit: a result of {executable.name} has {first_nan(values[bad[0].number])}, and its operators, run again one "
+        "by one, give none: kernels may round or add in another way; st.disable_jit() calls the function itself"
     )
 
 
