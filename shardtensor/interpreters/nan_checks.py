@@ -185,7 +185,7 @@ class Checks(Interpreter):
         Raises:
             NaNError: a cotangent has a NaN.
         """
-        if calls_functions(step.op):
+        if step.derivative.calls_functions or calls_functions(step.op):
             return self.inner().transpose(step, g)
         cotangents = g if isinstance(g, list) else [g]
         given = [at for test in ("isnan", "isinf") for x in cotangents if (at := first_nan(x, test))]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,8 +39,6 @@ def error_of(call: Callable[[], Any]) -> str:
 
 def here(offset: int = 0) -> str:
     """The file and the line of the caller, as errors name them."""
-    import sys
-
     return f"test_debug_nans.py:{sys._getframe(1).f_lineno + offset}"
 
 
@@ -144,12 +142,12 @@ def test_jit_names_the_operator_and_the_line_in_the_function(backend: str) -> No
     f(x)
     text = error_of(lambda: f(x))
     assert text.startswith(f"sqrt: the result has a NaN at index (0,) on {backend}:0, at ")
-    assert here(-4) in text
+    assert here(-5) in text
     assert "it is called in f, a function of jit" in text
     with st.debug_nans():
         assert st.jit(lambda x: st.where(x > 0, st.log(x), 0))(x)[0] == 0
         assert np.isnan(st.jit(lambda x: x[::-1])(put(np.array([np.nan, 1]), backend))[1])
-    assert "an operand has a NaN at index (1,)" in error_of(
+    assert "an operand has a NaN at index (0,)" in error_of(
         lambda: st.jit(lambda x: x[::-1] + 1)(put(np.array([np.nan, 1]), backend)[::-1])
     )
 
@@ -232,8 +230,8 @@ def test_a_rule_of_the_user_is_named() -> None:
 
     f.defvjp(lambda x: (f(x), x), lambda x, g: (g * st.nan,))
     text = error_of(lambda: st.grad(lambda x: f(x).sum())(st.ones(3)))
-    assert "NaN" in text
-    assert "in the backward pass" in text
+    assert text.startswith("multiply: the result has a NaN")
+    assert here(-3) in text
 
 
 # -- maps ------------------------------------------------------------------------------------------
@@ -267,7 +265,7 @@ def test_pmap_names_the_shard() -> None:
         "psum: the result has a NaN"
     )
     with st.debug_nans():  # as in eager mode, only results count
-        assert st.pmap(lambda x: float(np.nansum(x * np.nan)), np.ones(3)) == [0, 0, 0]
+        assert st.pmap(lambda x: np.nansum(x * np.nan), np.ones(3)).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("is_jit", [False, True])
@@ -387,8 +385,6 @@ def test_what_is_no_bool_is_an_error() -> None:
 
 def test_it_costs_nothing_while_it_is_off() -> None:
     x = st.ones(16)
-    timeit.timeit(lambda: x + x, number=100)
     with st.debug_nans():
         x + x
-    assert core.outermost() is EAGER
-    assert core._outermost == EAGER.apply  # A call takes the way that it took before.
+    assert core._outermost == EAGER.apply  # Calls take the same way as before.
