@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
+from shardtensor.hints import similar
 from shardtensor.functions.placement.shard_lists import split_over
 from shardtensor.functions.placement.transfers import ensure_sharding
 from shardtensor.host.units import counted
@@ -292,4 +293,4 @@ def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str, 
     for axis in (axis for chain in (spec.chains if spec else ()) for axis in chain):
         if axis not in over:
             why = f"the map is over {over}" if axis in mesh.shape else _axes_of(mesh, is_given)
-            raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}")
+            raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}{similar(axis, over)}")
