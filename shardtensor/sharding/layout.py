@@ -21,7 +21,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.core import ABOVE
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError, type_text
-from shardtensor.hints import explains_attributes, of_device
+from shardtensor.hints import explains_attributes, of_device, similar
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
@@ -89,7 +89,8 @@ class NamedSharding:
         for axis in spec.axes:
             if axis not in mesh.shape:
                 raise ShardingError(
-                    f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}{similar(axis, mesh.axis_names)}"
+                    f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}"
+                    f"{similar(axis, mesh.axis_names)}"
                 )
         if memory_kind not in (None, *MEMORY_KINDS):
             raise ShardingError(f"NamedSharding: memory_kind is {memory_kind!r}; there are {MEMORY_KINDS}")

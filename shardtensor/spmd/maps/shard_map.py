@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
-from shardtensor.hints import similar
 from shardtensor.functions.placement.shard_lists import split_over
 from shardtensor.functions.placement.transfers import ensure_sharding
+from shardtensor.hints import similar
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, mesh_in_use, submesh, submeshes_along
