@@ -286,7 +286,11 @@ def test_errors_name_the_way_out() -> None:
         (st.grad(lambda x: x * 2), (x,), r"grad: the function returns an array of shape \(4, 2\); wanted one number"),
         (st.grad(lambda x: (x.sum(), 1)), (x,), "grad: the function returns a tuple.*wanted one number"),
         (st.grad(lambda x: {"loss": x.sum()}), (x,), "grad: the function returns a dict; wanted one number"),
-        (st.grad(lambda x: None), (x,), "grad: the function returns None: it has no return; wanted one number"),
+        (
+            st.grad(lambda x: None),
+            (x,),
+            "grad: the function returns None, as one without a return.*; wanted one number",
+        ),
         (
             st.jit(st.value_and_grad(lambda p: p["w"].sum())),
             ({"w": x, "layers": [{"step": 3}]},),
