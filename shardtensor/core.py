@@ -101,11 +101,12 @@ class Interpreter(abc.ABC):
         """
         return program.execute(inputs)
 
-    def transpose(self, step: Any, g: Any, /) -> Any:
-        """Returns the cotangents of the operands of a recorded call (`Step`), given those of its results, by the calls
-        of operators that its derivative makes.
+    def transpose(self, step: Any, /) -> Function:
+        """Returns the function that computes the cotangents of the operands of a recorded call (`Step`), given those of
+        its results and the call. It is that of the derivative itself, which frees cotangents as soon as it can.
         """
-        return step.derivative.transposed(g, step)
+        transposed: Function = step.derivative.transposed
+        return transposed
 
     def line_of_call(self) -> str:
         """Returns the line of the user's program that makes the current call, which errors of its derivative name; ""

@@ -179,18 +179,18 @@ class Checks(Interpreter):
             self._check(function.__name__, result, [f"argument {n}" for n in range(len(args))], args)
         return result
 
-    def transpose(self, step: Any, g: Any, /) -> Any:
-        """Calls the transpose of a recorded call, and checks the cotangents.
-
-        Raises:
-            NaNError: a cotangent has a NaN.
-        """
+    def transpose(self, step: Any, /) -> Function:
+        """Returns the transpose of a recorded call, which raises NaNError if a cotangent has a NaN."""
+        transposed = self.inner().transpose(step)
         if step.derivative.calls_functions or calls_functions(step.op):
-            return self.inner().transpose(step, g)
+            return transposed
+        return functools.partial(self._transpose, transposed)
+
+    def _transpose(self, transposed: Function, g: Any, step: Any) -> Any:
         cotangents = g if isinstance(g, list) else [g]
         given = [at for test in ("isnan", "isinf") for x in cotangents if (at := first_nan(x, test))]
         with self.unchecked():
-            result = self.inner().transpose(step, g)
+            result = transposed(g, step)
             for name, x in zip(step.op.operands * len(result), result, strict=False):
                 if at := first_nan(x.g if type(x) is Into else x):
                     raise NaNError(transpose_text(step, name, at, next(iter(given), None), _line()))
@@ -250,9 +250,9 @@ class NaNChecks(Checks):
             return RECORDING.compose(function, host, fused, args, kwargs)
         return super().compose(function, host, fused, args, kwargs)
 
-    def transpose(self, step: Any, g: Any, /) -> Any:
+    def transpose(self, step: Any, /) -> Function:
         """See `Checks`."""
-        return super().transpose(step, g) if _is_on() else RECORDING.transpose(step, g)
+        return super().transpose(step) if _is_on() else RECORDING.transpose(step)
 
     def line_of_call(self) -> str:
         """See `Interpreter`."""

@@ -182,7 +182,7 @@ def pulled_back(
         if not step.derivative.takes_partial_sums:
             gradients = [reduced_sum(g, kind) for g, kind in zip(gradients, step.results, strict=True)]
         with gathered_again(step):
-            operand_gradients: Any = transpose(step, gradients.pop() if len(gradients) == 1 else gradients)
+            operand_gradients: Any = transpose(step)(gradients.pop() if len(gradients) == 1 else gradients, step)
         for n, g, kind in zip(step.inputs, operand_gradients, step.kinds, strict=True):
             if n is not None and g is not None:
                 g = g if type(g) is Into else cast_to(g, kind)

@@ -312,11 +312,14 @@ class Tracer(CallInterpreter):
         else:
             self.trace.captured[id(base)].now = state
 
-    def transpose(self, step: Any, g: Any, /) -> Any:
-        """Records the calls of the transpose of a recorded call, which their equations name."""
+    def transpose(self, step: Any, /) -> Function:
+        """Returns the transpose of a recorded call, of which the equations name the call."""
+        return functools.partial(self._transpose, super().transpose(step))
+
+    def _transpose(self, transposed: Function, g: Any, step: Any) -> Any:
         around, self._transposed = self._transposed, step
         try:
-            return super().transpose(step, g)
+            return transposed(g, step)
         finally:
             self._transposed = around
 
