@@ -101,6 +101,19 @@ class Interpreter(abc.ABC):
         """
         return program.execute(inputs)
 
+    def transpose(self, step: Any, /) -> Function:
+        """Returns the function that computes the cotangents of the operands of a recorded call (`Step`), given those of
+        its results and the call. It is that of the derivative itself, which frees cotangents as soon as it can.
+        """
+        transposed: Function = step.derivative.transposed
+        return transposed
+
+    def line_of_call(self) -> str:
+        """Returns the line of the user's program that makes the current call, which errors of its derivative name; ""
+        where none does.
+        """
+        return ""
+
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
 
@@ -113,6 +126,7 @@ class Interpreter(abc.ABC):
 _innermost: ContextVar[Callable[..., Any] | None] = ContextVar("shardtensor_interpreter", default=None)
 _outermost: Callable[..., Any]
 _default: Interpreter | None = None
+_around: dict[int, Interpreter] = {}  # by level
 
 
 def set_default_interpreter(interpreter: Interpreter) -> None:
@@ -122,10 +136,22 @@ def set_default_interpreter(interpreter: Interpreter) -> None:
     set_outermost(None)
 
 
-def set_outermost(interpreter: Interpreter | None) -> None:
-    """Puts an interpreter around the default one, in all contexts; None removes it."""
+def set_outermost(interpreter: Interpreter | None, level: int = 0) -> None:
+    """Puts an interpreter around the default one, and around those of lower levels, in all contexts; None removes the
+    one of the level.
+    """
     global _outermost
-    _outermost = (interpreter or _default).apply  # type: ignore[union-attr]
+    _around.pop(level, None)
+    if interpreter is not None:
+        _around[level] = interpreter
+    top = None
+    while top is not (top := _top()):  # Another thread may have changed another level in the meantime.
+        _outermost = top.apply
+
+
+def _top() -> Interpreter:
+    around = dict(_around)  # in one step
+    return around[max(around)] if around else default_interpreter()
 
 
 @contextlib.contextmanager

@@ -67,6 +67,10 @@ class ConcretizationError(ShardTensorError, TypeError):
     message_for: Callable[[str], str] | None = None
 
 
+class NaNError(ShardTensorError, FloatingPointError):
+    """An operator has returned a NaN while `shardtensor.debug_nans` is on."""
+
+
 class TransferError(ShardTensorError, RuntimeError):
     """An operator would transfer bytes implicitly under ``transfer_guard("disallow")``."""
 

@@ -212,7 +212,6 @@ _JAXS = {
     "config": "`st.set_num_devices(2)` sets the number of logical devices; arrays are float64 by default",
     "debug": "print and breakpoint() work in mapped functions; `st.visualize_sharding(x)` draws a layout",
     "named_scope": "leave it out: tracebacks and st.transfers() name lines of the program",
-    "debug_nans": "NumPy's settings apply on the host: `np.errstate(all='raise')`",
     "enable_x64": "leave it out: arrays are float64 by default",
     "profiler": "`st.transfers()` records what is transferred",
     "block_until_ready": "`x.block_until_ready()`; of a tree: `st.tree.map(lambda a: a.block_until_ready(), params)`",

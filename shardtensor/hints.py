@@ -229,6 +229,12 @@ def is_known(keyword: str) -> bool:
     return keyword in _tables().KEYWORDS or keyword in _tables().ARGUMENTS
 
 
+def similar(name: str, known: Sequence[str]) -> str:
+    """Returns the end of the message for a name that does not exist, which has the one that may be meant."""
+    close = importlib.import_module("difflib").get_close_matches(name, known, 1, 0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
     """Returns the message of the error for an argument that a function does not take.
 

@@ -84,6 +84,7 @@ from shardtensor.errors import (
     ForkError as ForkError,
     IndexingError as IndexingError,
     InterchangeError as InterchangeError,
+    NaNError as NaNError,
     NotAddressableError as NotAddressableError,
     RangeError as RangeError,
     ShapeError as ShapeError,
@@ -428,6 +429,7 @@ from shardtensor.interpreters.differentiation.custom import custom_jvp as custom
 from shardtensor.interpreters.differentiation.remat import remat as remat
 from shardtensor.interpreters.explain import Explanation as Explanation, explain as explain
 from shardtensor.interpreters.infer import ShapeDtypeStruct as ShapeDtypeStruct, eval_shape as eval_shape
+from shardtensor.interpreters.nan_checks import debug_nans as debug_nans
 from shardtensor.interpreters.jit.jit import disable_jit as disable_jit, jit as jit
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding, SingleDeviceSharding as SingleDeviceSharding

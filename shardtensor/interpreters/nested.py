@@ -31,6 +31,10 @@ class Nested(Interpreter):
         """See `Interpreter`."""
         return bool(innermost_of(self.outer).only_infers)
 
+    def line_of_call(self) -> str:
+        """See `Interpreter`."""
+        return str(innermost_of(self.outer).line_of_call())
+
     def outside(self) -> contextlib.AbstractContextManager[None]:
         """Makes the interpreter around this one the innermost one in the context."""
         return interpreted_by(self.outer)

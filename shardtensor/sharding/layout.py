@@ -21,7 +21,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.core import ABOVE
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError, type_text
-from shardtensor.hints import explains_attributes, of_device
+from shardtensor.hints import explains_attributes, of_device, similar
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
@@ -88,7 +88,10 @@ class NamedSharding:
             raise ArgumentTypeError(f"NamedSharding: spec is {type_text(spec)}; wanted a P, such as P('x', None)")
         for axis in spec.axes:
             if axis not in mesh.shape:
-                raise ShardingError(f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}")
+                raise ShardingError(
+                    f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}"
+                    f"{similar(axis, mesh.axis_names)}"
+                )
         if memory_kind not in (None, *MEMORY_KINDS):
             raise ShardingError(f"NamedSharding: memory_kind is {memory_kind!r}; there are {MEMORY_KINDS}")
         if spec.unreduced and memory_kind == "pinned_host":
@@ -268,7 +271,10 @@ def with_mesh(where: Any, caller: str) -> Any:
     for axis in where.axes:
         if axis not in mesh.shape:
             inside = " (inside a mapped function, that of the devices of the call)" if current_device() else ""
-            raise ShardingError(f"{caller}: {where} names axis {axis!r}; the mesh in use{inside} has {mesh.axis_names}")
+            raise ShardingError(
+                f"{caller}: {where} names axis {axis!r}; the mesh in use{inside} has {mesh.axis_names}"
+                f"{similar(axis, mesh.axis_names)}"
+            )
     return NamedSharding(mesh, where)
 
 

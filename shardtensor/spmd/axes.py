@@ -11,6 +11,7 @@ from typing import Any
 
 from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
+from shardtensor.hints import similar
 from shardtensor.sequences import is_iterator
 from shardtensor.spmd.scheduling.mapped_program import current
 
@@ -138,7 +139,7 @@ def _check_names(caller: str, names: tuple[str, ...], axes: tuple[str, ...]) -> 
         if name not in axes:
             there = ", ".join([repr(n) for n in axes if not n.startswith("#")])
             bound = f"the maps around this call bind {there}" if there else "no map around this call names its axis"
-            raise ShardingError(f"{caller}: no axis is called {name!r} here; {bound}")
+            raise ShardingError(f"{caller}: no axis is called {name!r} here; {bound}{similar(name, axes)}")
         if names.count(name) > 1:
             raise ShardingError(f"{caller}: axis {name!r} occurs twice in {names!r}")
 

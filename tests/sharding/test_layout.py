@@ -640,6 +640,11 @@ def test_sharding_can_be_pickled(spec: st.P, kind: str) -> None:
 
 def test_sharding_refuses() -> None:
     mesh = square()
+    data = st.make_mesh((2,), ("data",))
+    with pytest.raises(st.ShardingError, match=r"P\('dta'\) names axis 'dta'; .*\('data',\); did you mean 'data'\?"):
+        st.NamedSharding(data, st.P("dta"))
+    with st.set_mesh(data), pytest.raises(st.ShardingError, match=r"x\['w'\]: .*did you mean 'data'\?"):
+        st.device_put({"w": np.ones(2)}, {"w": st.P("dta")})
     with pytest.raises(st.ShardingError, match=r"names axis 'z'; the mesh has \('x', 'y'\)"):
         st.NamedSharding(mesh, st.P(None, "z"))
     with pytest.raises(st.ShardingError, match="axis 'x' occurs twice"):

@@ -131,7 +131,7 @@ OTHERS = {
         pictures.visualize._CELL pictures.visualize._LINES job_output._MOST
         tensor.identity._LONGEST""",
     "sizes of caches": """
-        communication.between_processes.agreement._KEPT host.threads._KEPT interpreters.on_device._AVALS interpreters.infer._KEPT
+        communication.between_processes.agreement._KEPT host.threads._KEPT interpreters.on_device._AVALS interpreters.infer._KEPT interpreters.nan_checks._KEPT
         interpreters.jit.jit._KEPT interpreters.jit.c.c_executor._LAYOUTS interpreters.jit.c.c_executor._MOST
         interpreters.jit.cuda.cuda_executor._LAYOUTS
         interpreters.jit.c.kernel_files.MOST_BYTES interpreters.views.views._MOST_KNOWN

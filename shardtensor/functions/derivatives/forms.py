@@ -32,12 +32,14 @@ class Derivative(abc.ABC):
         after_composition: whether the composition of the operator is called first, so that only the calls are recorded
             for which it returns NotImplemented.
         meets: whether it is called without a cotangent, too, since the programs of a map meet in it.
+        calls_functions: whether it is that of a function, of which it calls the rule or the transposes.
     """
 
     takes_partial_sums = False
     after_composition = False
     records = False
     meets = False
+    calls_functions = False
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
         """Returns the names of the values that the derivative needs: names of operands, or ``y`` for the result."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from shardtensor.core import OPS, bind, bind_into, call, innermost
+from shardtensor.core import OPS, bind, bind_into, call, innermost, outermost
 from shardtensor.dispatchers import splitter
 from shardtensor.functions.derivatives.cotangents import (
     Call,
@@ -41,14 +41,16 @@ class Step(Call):
         derivative: the row of the operator.
         inputs: for each leaf of the operands the number of the value, None if it has no gradient.
         outputs: likewise for each leaf of the result.
+        line: the line of the user's program that made the call, where an interpreter around the tape reports it.
         targets: for each leaf of the operands, the layout in which sums are wanted: a sharding; None to leave partial
             sums; or `PLAIN`.
     """
 
-    __slots__ = ("derivative", "inputs", "outputs", "targets")
+    __slots__ = ("derivative", "inputs", "line", "outputs", "targets")
 
     derivative: Derivative
     inputs: Sequence[int | None]
+    line: str
     outputs: Sequence[int | None]
     targets: Sequence[NamedSharding | str | None]
 
@@ -57,7 +59,7 @@ class Step(Call):
         step = Step()
         step.op, step.params, step.derivative = self.op, self.params, self.derivative
         step.inputs, step.outputs, step.active = self.inputs, self.outputs, self.active
-        step.kinds, step.results, step.tree = self.kinds, self.results, self.tree
+        step.kinds, step.results, step.tree, step.line = self.kinds, self.results, self.tree, self.line
         step.saved = saved
         return step
 
@@ -169,6 +171,7 @@ def pulled_back(
         left: takes the cotangents that are left as partial sums; None if all of them are added.
     """
     _set_targets(steps, uses, inputs if left is None else ())
+    transpose = (innermost() or outermost()).transpose
     while steps:
         step = steps.pop()
         gradients = [cotangents.pop(n, None) if n is not None else None for n in step.outputs]
@@ -182,9 +185,7 @@ def pulled_back(
         if not step.derivative.takes_partial_sums:
             gradients = [reduced_sum(g, kind) for g, kind in zip(gradients, step.results, strict=True)]
         with gathered_again(step):
-            operand_gradients: Any = step.derivative.transposed(
-                gradients.pop() if len(gradients) == 1 else gradients, step
-            )
+            operand_gradients: Any = transpose(step)(gradients.pop() if len(gradients) == 1 else gradients, step)
         for n, g, kind in zip(step.inputs, operand_gradients, step.kinds, strict=True):
             if n is not None and g is not None:
                 g = g if type(g) is Into else cast_to(g, kind)

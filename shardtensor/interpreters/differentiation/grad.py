@@ -54,14 +54,15 @@ def _scalar(caller: str, run: Run, holomorphic: bool) -> Any:
     """Returns the cotangent of a result that has to be one number: 1."""
     results = leaves(run.value)
     y: Any = results[0] if len(results) == 1 else None
-    if len(results) != 1 or np.shape(y) != ():
-        what = f"an array of shape {tuple(y.shape)}" if hasattr(y, "shape") else f"{type_text(run.value)}"
+    if len(results) != 1 or results[0] is not run.value or np.shape(y) != ():
+        what = f"an array of shape {tuple(y.shape)}" if hasattr(run.value, "shape") else type_text(run.value)
         raise ArgumentTypeError(
             f"{caller}: the function returns {what}; wanted one number, such as the sum of a loss (st.vjp takes any "
             "result, has_aux=True returns others besides it)"
         )
     if not is_data(y) and not isinstance(y, (ShardedTensor, np.generic, bool, int, float, complex)):
-        raise ArgumentTypeError(f"{caller}: the function returns {type_text(y)}; wanted one number")
+        what = "None, as one without a return statement does" if y is None else type_text(y)
+        raise ArgumentTypeError(f"{caller}: the function returns {what}; wanted one number, such as the sum of a loss")
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
     if holomorphic and dtype.kind != "c":
         raise ArgumentTypeError(
@@ -73,7 +74,10 @@ def _scalar(caller: str, run: Run, holomorphic: bool) -> Any:
             "holomorphic functions)"
         )
     if not is_inexact(dtype):
-        raise ArgumentTypeError(f"{caller}: the function returns dtype {dtype}; wanted a floating-point number")
+        raise ArgumentTypeError(
+            f"{caller}: the function returns dtype {dtype}; wanted a floating-point number: counts and comparisons "
+            "have no gradient"
+        )
     if type(y) is not ShardedTensor and run.tape.was_read:
         raise ArgumentTypeError(
             f"{caller}: the function returns the Python number {y!r:.40}, and has read elements of its arguments as "

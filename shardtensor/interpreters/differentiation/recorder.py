@@ -213,6 +213,7 @@ class Recorder(Nested, CallInterpreter):
         step = Step()
         step.op, step.params, step.derivative = op, params, derivative
         step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
+        step.line = self.line_of_call()
         step.active = [s is not None for s in inputs]
         step.inputs = numbers = [None if s is None else s.number for s in inputs]
         step.outputs = [None if s is None else s.number for s in outputs]

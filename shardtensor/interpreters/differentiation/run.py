@@ -198,7 +198,8 @@ def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) 
             return None
         raise ArgumentTypeError(
             f"{caller}: {name} has dtype {kind}, which has no gradient; wanted floating-point numbers (argnums= "
-            "chooses the arguments, allow_int=True gives integers a gradient without elements)"
+            "chooses the arguments, of which others may hold integers; allow_int=True gives integers a gradient "
+            "without elements)"
         )
     if holomorphic and kind.kind != "c":
         raise ArgumentTypeError(f"{caller}: {name} has dtype {kind}; wanted complex numbers, since holomorphic is true")

@@ -230,6 +230,7 @@ class Tape(Recorder):
         tensors, new = self._variables(list(map(self.adopted, results)))
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
+        derivative.calls_functions = True
         results = [s.primal if s is not None else y for s, y in zip(new, results, strict=True)]
         self.add_call(OPS[name], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return tensors

@@ -77,6 +77,7 @@ class Executable:
             until a compiler has compiled them in the background.
 
     Attributes:
+        traced: what it computes, as it was traced.
         program: what it computes, after all passes.
         nodes: the equations of each step: one, or those of a kernel.
         kernels: the groups of equations that are one kernel.
@@ -94,7 +95,7 @@ class Executable:
         executor: str | None,
     ) -> None:
         self.name = name
-        self._traced = program
+        self.traced = program
         self.captured = list(captured)
         self.outputs = outputs
         self.tree = tree
@@ -133,7 +134,7 @@ class Executable:
         """
         if self._setting.moves:
             return self.program
-        return rewritten(self._traced, dataclasses.replace(self._setting, moves=True))
+        return rewritten(self.traced, dataclasses.replace(self._setting, moves=True))
 
     @cached_property
     def _is_common(self) -> bool:
@@ -143,7 +144,7 @@ class Executable:
     @cached_property
     def _described(self) -> str:
         """What processes compare of the program: the functions that they trace may differ."""
-        return f"{self.name}, program {self._traced.checksum():08x}, executor={self.executor!r}"
+        return f"{self.name}, program {self.traced.checksum():08x}, executor={self.executor!r}"
 
     @cached_property
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:

@@ -237,6 +237,7 @@ class Tracer(CallInterpreter):
         self.is_inside = False
         self._depends = depends
         self.equations: list[Equation] = []
+        self._transposed: Any = None  # the recorded call of which the transpose is called
         self._views: dict[Any, Traced] = {}
         self._tensors: dict[int, Traced] = {}
 
@@ -310,6 +311,21 @@ class Tracer(CallInterpreter):
             base._storage = state
         else:
             self.trace.captured[id(base)].now = state
+
+    def transpose(self, step: Any, /) -> Function:
+        """Returns the transpose of a recorded call, of which the equations name the call."""
+        return functools.partial(self._transpose, super().transpose(step))
+
+    def _transpose(self, transposed: Function, g: Any, step: Any) -> Any:
+        around, self._transposed = self._transposed, step
+        try:
+            return transposed(g, step)
+        finally:
+            self._transposed = around
+
+    def line_of_call(self) -> str:
+        """See `Interpreter`."""
+        return user_line()
 
     def mapped(self, submesh: Mesh, /) -> Interpreter:
         """Returns the tracer of one program of a map."""
@@ -393,6 +409,8 @@ class Tracer(CallInterpreter):
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
+        if (step := self._transposed) is not None:
+            equation.source = f"{step.line or equation.source}, in the backward pass of {step.op.error_name}"
         errors, outside = dict(np.geterr()), self.trace.errors
         equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
         self.equations.append(equation)

@@ -11,6 +11,7 @@ from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
 from shardtensor.functions.placement.shard_lists import split_over
 from shardtensor.functions.placement.transfers import ensure_sharding
+from shardtensor.hints import similar
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, mesh_in_use, submesh, submeshes_along
@@ -292,4 +293,4 @@ def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str, 
     for axis in (axis for chain in (spec.chains if spec else ()) for axis in chain):
         if axis not in over:
             why = f"the map is over {over}" if axis in mesh.shape else _axes_of(mesh, is_given)
-            raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}")
+            raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}{similar(axis, over)}")

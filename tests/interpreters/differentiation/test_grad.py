@@ -285,6 +285,22 @@ def test_errors_name_the_way_out() -> None:
     cases: list[tuple[Any, Any, str]] = [
         (st.grad(lambda x: x * 2), (x,), r"grad: the function returns an array of shape \(4, 2\); wanted one number"),
         (st.grad(lambda x: (x.sum(), 1)), (x,), "grad: the function returns a tuple.*wanted one number"),
+        (st.grad(lambda x: {"loss": x.sum()}), (x,), "grad: the function returns a dict; wanted one number"),
+        (
+            st.grad(lambda x: None),
+            (x,),
+            "grad: the function returns None, as one without a return.*; wanted one number",
+        ),
+        (
+            st.jit(st.value_and_grad(lambda p: p["w"].sum())),
+            ({"w": x, "layers": [{"step": 3}]},),
+            r"value_and_grad: argument 0\['layers'\]\[0\]\['step'\] has dtype int64.*others may hold integers",
+        ),
+        (
+            st.jit(st.value_and_grad(lambda p: p["w"] * 2)),
+            ({"w": x},),
+            r"an array of shape \(4, 2\); wanted one number",
+        ),
         (st.grad(lambda x: (x > 0).sum()), (x,), "grad: the function returns dtype int64; wanted a floating-point"),
         (st.grad(lambda x: x.sum() * 1j), (x,), r"dtype complex128; wanted a real number \(holomorphic=True"),
         (st.grad(squares, holomorphic=True), (x,), "has dtype float64; wanted complex numbers"),
