@@ -109,7 +109,8 @@ def _rows(args: Sequence[Any], numbers: Sequence[int], n: int) -> int:
         )
     if known[1] < n:
         raise ArgumentError(
-            f"accumulate: {known[0]} has {counted(known[1], 'row')}; wanted one for each of {counted(n, 'part')} or more"
+            f"accumulate: {known[0]} has {counted(known[1], 'row')}; wanted at least one for each of "
+            f"{counted(n, 'part')}"
         )
     return known[1]
 

@@ -199,7 +199,7 @@ def test_errors() -> None:
         with pytest.raises(ArgumentTypeError, match=r"accumulate: n is .*; wanted the number of parts"):
             st.accumulate(gradient, n)  # type: ignore[arg-type]
     with pytest.raises(
-        ArgumentError, match=r"accumulate: argument 1\['x'\] has 6 rows; wanted one for each of 7 parts"
+        ArgumentError, match=r"accumulate: argument 1\['x'\] has 6 rows; wanted at least one for each of 7 parts"
     ):
         st.accumulate(gradient, 7)(params, batch)
     with pytest.raises(ArgumentError, match=r"argument 1\['y'\] has 5 rows, and argument 1\['x'\] has 6"):
