@@ -1,0 +1,210 @@
+"""Trains a decoder-only transformer on the docstrings of Python's standard library; a token is a byte.
+
+The mesh decides how the program is divided, and nothing else changes:
+
+    python gpt.py                                        # one device
+    python gpt.py --mesh data=8                          # the batch over 8 logical devices of the CPU, or over GPUs
+    python gpt.py --mesh data=8 --zero 3                 # parameters, gradients and optimizer state are split, too
+    python gpt.py --mesh data=2,model=4                  # the columns and rows of the weights over 4 of 8 devices
+    shardtensor launch -n 4 gpt.py --mesh data=8         # the same with 4 processes, 2 devices each
+
+With --folder, the run is saved and goes on from its last checkpoint when the program is started again.
+"""
+
+import argparse
+import ast
+import math
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+
+import shardtensor as st
+from shardtensor import P
+
+SMALL = ("--width", "32", "--layers", "2", "--heads", "4", "--context", "32", "--batch", "8")
+"""The arguments of a model that trains within seconds."""
+
+
+def arguments(given=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mesh", default="data=1", help="its axes and sizes: data, model or both")
+    parser.add_argument("--zero", type=int, default=0, help="0 to 3: split the optimizer state, gradients, parameters")
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--context", type=int, default=256, help="tokens of an example")
+    parser.add_argument("--vocabulary", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=32, help="examples of a step")
+    parser.add_argument("--accumulate", type=int, default=1, help="parts in which a step computes its gradient")
+    parser.add_argument("--compute", default="float32", help="dtype of activations: float32, bfloat16, ...")
+    parser.add_argument("--dtype", default="float32", help="dtype of parameters")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=1e-3, help="the greatest learning rate")
+    parser.add_argument("--evaluate", type=int, default=100, help="steps between two evaluations")
+    parser.add_argument("--sample", type=int, default=200, help="characters of text at the end")
+    parser.add_argument("--folder", help="where checkpoints are written")
+    parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--executor", default="c", help="of st.jit; fixed, so that a run that goes on has the same bits")
+    return parser.parse_args(given)
+
+
+# The model: functions of a tree of parameters.
+
+
+def init(key, args):
+    """Returns the parameters, with the initial values of GPT-2."""
+    width, keys = args.width, iter(st.random.split(key, 4 + 6 * args.layers))
+
+    def weight(*shape, scale=0.02):
+        return scale * st.random.normal(next(keys), shape, dtype=args.dtype)
+
+    def norm():
+        return {"scale": st.ones(width, dtype=args.dtype), "shift": st.zeros(width, dtype=args.dtype)}
+
+    def block():
+        last = 0.02 / math.sqrt(2 * args.layers)  # The sum of the residuals keeps its variance.
+        return {
+            "norm1": norm(), "query": weight(width, width), "key": weight(width, width), "value": weight(width, width),
+            "out": weight(width, width, scale=last), "norm2": norm(), "up": weight(width, 4 * width),
+            "down": weight(4 * width, width, scale=last),
+        }  # fmt: skip
+
+    return {
+        "tokens": weight(args.vocabulary, width), "positions": weight(args.context, width),
+        "blocks": [block() for _ in range(args.layers)], "norm": norm(), "logits": weight(width, args.vocabulary),
+    }  # fmt: skip
+
+
+def specs(args):
+    """Returns the layout of each parameter on the mesh axis "model".
+
+    The weights whose columns are split are followed by those whose rows are (Shoeybi et al., Megatron-LM, 2019), so that
+    a block adds two partial sums and transfers nothing else.
+    """
+    norm, columns, rows = {"scale": P(), "shift": P()}, P(None, "model"), P("model")
+    block = {
+        "norm1": norm, "query": columns, "key": columns, "value": columns, "out": rows,
+        "norm2": norm, "up": columns, "down": rows,
+    }  # fmt: skip
+    return {"tokens": P(), "positions": P(), "blocks": [block] * args.layers, "norm": norm, "logits": columns}
+
+
+def normalize(x, norm):
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / st.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * norm["scale"] + norm["shift"]
+
+
+def attention(x, block, heads):
+    batch, length, width = x.shape
+
+    def split(y):  # (batch, length, width) -> (batch, heads, length, width / heads)
+        return y.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+    query, key, value = (split(x @ block[name]) for name in ("query", "key", "value"))
+    scores = query @ key.mT / math.sqrt(width // heads)
+    scores = st.where(np.tri(length, dtype=bool), scores, -np.inf)  # A token sees those before it.
+    weights = st.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    return (weights @ value).transpose(0, 2, 1, 3).reshape(batch, length, width) @ block["out"]
+
+
+def gelu(x):
+    return 0.5 * x * (1 + st.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def model(params, tokens, heads):
+    """Returns the logits of the next token, of shape (batch, length, vocabulary), for tokens of shape (batch, length)."""
+    x = st.take(params["tokens"], tokens, axis=0) + params["positions"][: tokens.shape[1]]
+    for block in params["blocks"]:
+        x = x + attention(normalize(x, block["norm1"]), block, heads)
+        x = x + gelu(normalize(x, block["norm2"]) @ block["up"]) @ block["down"]
+    return normalize(x, params["norm"]) @ params["logits"]
+
+
+def cross_entropy(logits, targets):
+    logits = logits - st.stop_gradient(logits.max(axis=-1, keepdims=True))
+    chosen = st.where(targets[..., None] == np.arange(logits.shape[-1]), logits, 0).sum(axis=-1)
+    return (st.log(st.exp(logits).sum(axis=-1)) - chosen).mean()
+
+
+# The data: windows of the text.
+
+
+def docstrings():
+    """Returns the docstrings of Python's standard library as bytes, an array of uint8."""
+    found = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        if not {"test", "tests", "site-packages", "idlelib", "lib2to3"} & set(path.parts):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.append(ast.get_docstring(node) or "")
+    return np.frombuffer("\n\n".join(filter(None, found)).encode(), "uint8")
+
+
+def windows(text, args):
+    """Returns all windows of the text, of context + 1 tokens each, without a copy."""
+    return np.lib.stride_tricks.sliding_window_view(text, args.context + 1)
+
+
+# Training.
+
+
+class Trainer:
+    """The compiled functions of a run, and the layouts of its parameters."""
+
+    def __init__(self, args):
+        self.args = args
+        axes = {"data": 1, "model": 1} | {k: int(v) for k, v in (axis.split("=") for axis in args.mesh.split(","))}
+        self.mesh = st.make_mesh(tuple(axes.values()), tuple(axes))
+        self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), specs(args))
+        self.rows = st.NamedSharding(self.mesh, P("data"))
+        schedule = st.optim.warmup_cosine_decay_schedule(0.0, args.rate, args.steps // 10, args.steps, args.rate / 10)
+        self.optimizer = st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adamw(schedule, weight_decay=0.1))
+        self.step = st.jit(self._step, donate_argnums=(0, 1), executor=args.executor)
+        self.evaluate = st.jit(self.loss, executor=args.executor)
+        self.logits = st.jit(lambda params, tokens: model(params, tokens, args.heads), executor=args.executor)
+
+    def start(self):
+        """Returns the first parameters, and the first state of the optimizer."""
+        params = st.reshard(init(st.random.key(self.args.seed), self.args), self.whole)
+        self.layouts = st.optim.zero(params, axis="data", level=self.args.zero) if self.args.zero else None
+        state = self.optimizer.init(params)
+        if self.layouts:
+            params, state = st.reshard(params, self.layouts.params), st.reshard(state, self.layouts.state(state))
+        return params, state
+
+    def loss(self, params, rows):
+        if self.args.zero == 3:
+            params = st.reshard(params, self.whole)  # Gathered here, and once more by the gradient.
+        return cross_entropy(model(params, rows[:, :-1], self.args.heads), rows[:, 1:])
+
+    def _step(self, params, state, rows):
+        loss, grads = st.value_and_grad(self.loss)(params, rows)
+        if self.layouts:
+            grads = st.reshard(grads, self.layouts.grads)
+        updates, state = self.optimizer.update(grads, state, params)
+        return st.optim.apply_updates(params, updates), state, loss
+
+
+def main(given=None):
+    args = arguments(given)
+    trainer = Trainer(args)
+    params, state = trainer.start()
+    print(sum(x.size for x in st.tree.leaves(params)), "parameters")
+    text = docstrings()
+    train = windows(text[: len(text) * 9 // 10], args)
+    batches = st.data.Batches(train, args.batch, key=st.random.key(1), sharding=trainer.rows)
+    losses = []
+    begin = time.perf_counter()
+    for step, rows in zip(range(args.steps), batches):
+        params, state, loss = trainer.step(params, state, rows)
+        losses.append(loss)
+        print(step, float(loss), f"{time.perf_counter() - begin:.3f}")
+    return losses
+
+
+if __name__ == "__main__":
+    main()
