@@ -6,13 +6,14 @@ The mesh decides how the program is divided, and nothing else changes:
     python gpt.py --mesh data=8                          # the batch over 8 logical devices of the CPU, or over GPUs
     python gpt.py --mesh data=8 --zero 3                 # parameters, gradients and optimizer state are split, too
     python gpt.py --mesh data=2,model=4                  # the columns and rows of the weights over 4 of 8 devices
-    shardtensor launch -n 4 gpt.py --mesh data=8         # the same with 4 processes, 2 devices each
+    shardtensor launch -n 4 gpt.py --mesh data=8 --processes 4  # 2 of the 8 devices in each process
 
 With --folder, the run is saved and goes on from its last checkpoint when the program is started again.
 """
 
 import argparse
 import ast
+import contextlib
 import math
 import sysconfig
 import time
@@ -30,6 +31,7 @@ SMALL = ("--width", "32", "--layers", "2", "--heads", "4", "--context", "32", "-
 def arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="data=1", help="its axes and sizes: data, model or both")
+    parser.add_argument("--processes", type=int, default=1, help="the number of processes that the launcher starts")
     parser.add_argument("--zero", type=int, default=0, help="0 to 3: split the optimizer state, gradients, parameters")
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
@@ -38,7 +40,6 @@ def arguments(given=None):
     parser.add_argument("--vocabulary", type=int, default=256)
     parser.add_argument("--batch", type=int, default=32, help="examples of a step")
     parser.add_argument("--accumulate", type=int, default=1, help="parts in which a step computes its gradient")
-    parser.add_argument("--compute", default="float32", help="dtype of activations: float32, bfloat16, ...")
     parser.add_argument("--dtype", default="float32", help="dtype of parameters")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=1e-3, help="the greatest learning rate")
@@ -144,66 +145,122 @@ def docstrings():
     return np.frombuffer("\n\n".join(filter(None, found)).encode(), "uint8")
 
 
-def windows(text, args):
-    """Returns all windows of the text, of context + 1 tokens each, without a copy."""
-    return np.lib.stride_tricks.sliding_window_view(text, args.context + 1)
+def windows(text, context):
+    """Returns all windows of context + 1 bytes, a view."""
+    return np.lib.stride_tricks.sliding_window_view(text, context + 1)
 
 
 # Training.
 
 
 class Trainer:
-    """The compiled functions of a run, and the layouts of its parameters."""
+    """The layouts of a run, and its compiled functions."""
 
-    def __init__(self, args):
-        self.args = args
-        axes = {"data": 1, "model": 1} | {k: int(v) for k, v in (axis.split("=") for axis in args.mesh.split(","))}
+    def __init__(self, args, optimizer):
+        self.args, self.optimizer = args, optimizer
+        axes = axes_of(args)
         self.mesh = st.make_mesh(tuple(axes.values()), tuple(axes))
-        self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), specs(args))
         self.rows = st.NamedSharding(self.mesh, P("data"))
-        schedule = st.optim.warmup_cosine_decay_schedule(0.0, args.rate, args.steps // 10, args.steps, args.rate / 10)
-        self.optimizer = st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adamw(schedule, weight_decay=0.1))
+        self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), specs(args))
         self.step = st.jit(self._step, donate_argnums=(0, 1), executor=args.executor)
         self.evaluate = st.jit(self.loss, executor=args.executor)
         self.logits = st.jit(lambda params, tokens: model(params, tokens, args.heads), executor=args.executor)
 
-    def start(self):
-        """Returns the first parameters, and the first state of the optimizer."""
-        params = st.reshard(init(st.random.key(self.args.seed), self.args), self.whole)
-        self.layouts = st.optim.zero(params, axis="data", level=self.args.zero) if self.args.zero else None
+    def start(self, params):
+        """Returns the parameters and the first state of the optimizer in their layouts."""
+        params = st.reshard(params, self.whole)
         state = self.optimizer.init(params)
+        self.layouts = st.optim.zero(params, axis="data", level=self.args.zero) if self.args.zero else None
         if self.layouts:
-            params, state = st.reshard(params, self.layouts.params), st.reshard(state, self.layouts.state(state))
+            state = st.reshard(state, self.layouts.state(state))
+            params = st.reshard(params, self.layouts.params)
         return params, state
 
     def loss(self, params, rows):
+        """Returns the mean cross entropy of the tokens of rows, of shape (batch, context + 1), but for the first ones."""
         if self.args.zero == 3:
-            params = st.reshard(params, self.whole)  # Gathered here, and once more by the gradient.
+            params = st.reshard(params, self.whole)  # The gradient gathers them once more instead of saving them.
         return cross_entropy(model(params, rows[:, :-1], self.args.heads), rows[:, 1:])
 
     def _step(self, params, state, rows):
-        loss, grads = st.value_and_grad(self.loss)(params, rows)
+        gradient = st.value_and_grad(self.loss)
+        if self.args.accumulate > 1:
+            gradient = st.accumulate(gradient, self.args.accumulate)
+        loss, grads = gradient(params, rows)
         if self.layouts:
             grads = st.reshard(grads, self.layouts.grads)
         updates, state = self.optimizer.update(grads, state, params)
         return st.optim.apply_updates(params, updates), state, loss
 
+    def sample(self, params, key, text):
+        """Returns the text, continued by bytes that the model draws."""
+        tokens, length = [*text.encode()], self.args.context
+        for n in range(self.args.sample):
+            window = np.zeros((1, length), "int64")  # One shape is one program.
+            window[0, : len(tokens)] = tokens[-length:]
+            logits = self.logits(params, st.reshard(window, st.NamedSharding(self.mesh, P())))
+            last = logits[0, min(len(tokens), length) - 1, :256]
+            tokens.append(int(st.random.categorical(st.random.fold_in(key, n), last)))
+        return bytes(tokens).decode(errors="replace")
+
+
+def adamw(args):
+    schedule = st.optim.warmup_cosine_decay_schedule(0.0, args.rate, args.steps // 10, args.steps, args.rate / 10)
+    return st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adamw(schedule, weight_decay=0.1))
+
+
+def axes_of(args):
+    """Returns the axes of the mesh and their sizes: data=2,model=4 is {"data": 2, "model": 4}."""
+    given = {name: int(size) for name, size in (axis.split("=") for axis in args.mesh.split(","))}
+    return {"data": 1, "model": 1} | given
+
+
+def report(*values):
+    if st.process_index() == 0:
+        print(*values, flush=True)
+
+
+def train(args):
+    """Trains a model, or goes on with the training in the folder; returns its parameters."""
+    trainer = Trainer(args, adamw(args))
+    params, state = trainer.start(init(st.random.key(args.seed), args))
+    text = docstrings()
+    cut = len(text) * 9 // 10
+    batches = st.data.Batches(
+        windows(text[:cut], args.context), args.batch, key=st.random.key(args.seed + 1), sharding=trainer.rows
+    )
+    held_out = windows(text[cut:], args.context)[:: args.context][: 4 * args.batch]
+    report(f"{sum(x.size for x in st.tree.leaves(params)):,} parameters, {len(text):,} bytes of text, {trainer.mesh}")
+    with contextlib.ExitStack() as stack:
+        manager, done = None, 0
+        if args.folder:
+            manager = stack.enter_context(st.checkpoint.Manager(args.folder, keep=2, every=args.every, on_sigterm=True))
+            if manager.latest() is not None:
+                run = manager.restore(like={"params": params, "state": state, "batches": batches.state, "step": done})
+                params, state, done = run["params"], run["state"], run["step"]
+                batches.restore(run["batches"])
+                report(f"goes on after step {done}")
+        begin = time.perf_counter()
+        for step, rows in zip(range(done + 1, args.steps + 1), batches):
+            params, state, loss = trainer.step(params, state, rows)
+            if manager:
+                manager.save(step, {"params": params, "state": state, "batches": batches.state, "step": step})
+            if step % args.evaluate == 0 or step == args.steps:
+                value = float(trainer.evaluate(params, st.reshard(held_out, trainer.rows)))
+                seconds = (time.perf_counter() - begin) / (step - done)
+                report(f"step {step}: loss {float(loss):.4f}, held-out text {value:.4f}, {seconds:.3f} s per step")
+    if args.sample:
+        whole = st.reshard(params, trainer.whole)
+        report(trainer.sample(whole, st.random.key(args.seed + 2), "Return the "))
+    return params
+
 
 def main(given=None):
     args = arguments(given)
-    trainer = Trainer(args)
-    params, state = trainer.start()
-    print(sum(x.size for x in st.tree.leaves(params)), "parameters")
-    text = docstrings()
-    train = windows(text[: len(text) * 9 // 10], args)
-    batches = st.data.Batches(train, args.batch, key=st.random.key(1), sharding=trainer.rows)
-    losses = []
-    begin = time.perf_counter()
-    for step, rows in zip(range(args.steps), batches):
-        params, state, loss = trainer.step(params, state, rows)
-        losses.append(loss)
-        print(step, float(loss), f"{time.perf_counter() - begin:.3f}")
-    return losses
+    st.set_num_devices(math.prod(axes_of(args).values()) // args.processes)
+    if args.processes > 1:
+        st.distributed.initialize()
+    train(args)
 
 
 if __name__ == "__main__":
