@@ -47,6 +47,7 @@ import shardtensor.distributed as distributed
 import shardtensor.fft as fft
 import shardtensor.lib as lib
 import shardtensor.linalg as linalg
+import shardtensor.optim as optim
 import shardtensor.random as random
 import shardtensor.tree as tree
 from shardtensor.backend.device import HOST as HOST, Device as Device

@@ -85,6 +85,7 @@ def layouts() -> str:
 
 LAYERS = [
     ("shardtensor", "the public names", "#cfe3f7"),
+    ("optim", "optimizers: chains of transformations · schedules", "#cfeaf2"),
     ("checkpoint", "trees · manifests · one folder for each step", "#cbe9dd"),
     ("files", "formats · checksums · writes that are durable and whole", "#d3eef0"),
     ("pictures", "layouts · traffic · printed tensors", "#e4e4f4"),

@@ -32,7 +32,7 @@ from tests.scripts import ROOT, new_process, output_of
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "declarations", "dispatchers", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "pictures", "files", "checkpoint", "public", "",
+    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "declarations", "dispatchers", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "pictures", "files", "checkpoint", "optim", "public", "",
     "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
