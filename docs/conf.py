@@ -32,7 +32,7 @@ include_patterns = [
     "benchmarks/README.md",
     "docs/**",
     "notebooks/*.ipynb",
-    "shardtensor/data/README.md",
+    "shardtensor/digits/README.md",
 ]
 exclude_patterns = [".venv", ".git", "build", "**/.ipynb_checkpoints"]
 

@@ -179,13 +179,13 @@ class Digits(NamedTuple):
 def load_digits() -> Digits:
     """Loads the 1797 digits of 8 × 8 pixels, with values from 0 to 1, that the package contains.
 
-    ``data/README.md`` gives their source.
+    ``digits/README.md`` gives their source.
 
     >>> from shardtensor.demo import load_digits
     >>> load_digits().images.shape
     (1797, 8, 8)
     """
-    packed = resources.files("shardtensor").joinpath("data/digits.csv.gz").read_bytes()
+    packed = resources.files("shardtensor").joinpath("digits/digits.csv.gz").read_bytes()
     table = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), dtype=np.int64, delimiter=",")
     return Digits(table[:, :PIXELS] / 16, table[:, PIXELS])
 

@@ -43,6 +43,7 @@ from numpy import (
 import shardtensor.checkpoint as checkpoint
 import shardtensor.checkpoint_policies as checkpoint_policies
 import shardtensor.custom_derivatives as custom_derivatives
+import shardtensor.data as data
 import shardtensor.distributed as distributed
 import shardtensor.fft as fft
 import shardtensor.lib as lib

@@ -312,6 +312,10 @@ class NpzFile(NamedArrays):
         super().__init__(name, self._members)
 
     def _read(self, name: str) -> ShardedTensor:
+        return _placed(self.elements(name), self._device)
+
+    def elements(self, name: str) -> HostArray:
+        """Reads an array of that name as a host array."""
         info, label = self._members[name], f"{name!r} of {self._path}"
         with broken_as_error(label):
             _check_sizes(info, label)
@@ -322,8 +326,7 @@ class NpzFile(NamedArrays):
                         f"load: {label} has {counted(info.file_size, 'byte')}; wanted {header.length + header.nbytes}, "
                         f"those of {header.dtype} of shape {header.shape}"
                     )
-                array = read_elements(member, header, label)  # At the end of the member its checksum is compared.
-        return _placed(array, self._device)
+                return read_elements(member, header, label)  # At the end of the member its checksum is compared.
 
     def close(self) -> None:
         """Closes the file."""
@@ -386,7 +389,7 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile 
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ArgumentError(f"load: {path} is not a regular file; wanted one, or the contents in an io.BytesIO")
-        if not _is_archive(stream.read(4)):
+        if not is_archive(stream.read(4)):
             stream.seek(0)
             header = read_header(stream, path, status.st_size)
             return _placed_file(stream, header, path, device)
@@ -398,7 +401,7 @@ def open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _is_archive(begin: bytes) -> bool:
+def is_archive(begin: bytes) -> bool:
     """Whether a file that begins with these bytes is an archive, with or without members."""
     return begin in (b"PK\x03\x04", b"PK\x05\x06")
 
@@ -410,7 +413,7 @@ def _load_stream(file: Any, device: Where | None) -> ShardedTensor | NpzFile:
         file.seek(0, os.SEEK_END)
         size = file.tell() - start
         file.seek(start)
-        if _is_archive(begin):
+        if is_archive(begin):
             return NpzFile(file, device)
         header = read_header(file, "file", size)
         return _placed(read_elements(file, header, "file"), device)

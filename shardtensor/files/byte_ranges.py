@@ -89,12 +89,26 @@ def read_box(descriptor: int, path: str, start: int, shape: Shape, box: Box, out
     for part in slabs(box, out.dtype.itemsize, _SLAB) if out.size else ():
         target: HostArray = out[slices(part, box)]
         memory = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-        _read_runs(descriptor, path, start, *runs(shape, out.dtype.itemsize, part), bytes_of(memory))
+        read_runs(descriptor, path, start, *runs(shape, out.dtype.itemsize, part), bytes_of(memory))
         if memory is not target:
             target[...] = memory
 
 
-def _read_runs(descriptor: int, path: str, start: int, offsets: HostArray, nbytes: int, memory: HostArray) -> None:
+def read_runs(descriptor: int, path: str, start: int, offsets: HostArray, nbytes: int, memory: HostArray) -> None:
+    """Reads runs of bytes, and those between runs where they are in the same page.
+
+    Args:
+        descriptor: an open file.
+        path: its name, for errors.
+        start: the offset in the file from which those of the runs count.
+        offsets: where the runs begin, in order.
+        nbytes: the bytes of each run.
+        memory: the array of bytes into which they are read, one after the other.
+
+    Raises:
+        ArgumentError: the file ends before.
+        OSError: it cannot be read; the error has the name.
+    """
     rows = memory.reshape(len(offsets), nbytes)
     if len(offsets) < 2 or offsets[-1] - offsets[0] >= _PAGE * (len(offsets) - 1):
         for row, offset in zip(rows, offsets.tolist(), strict=True):

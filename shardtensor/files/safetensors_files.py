@@ -51,7 +51,7 @@ _NAMES = {
 """The dtypes of the format that tensors have, and their names here."""
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """An array in a file: ``start`` is the offset of its first byte in the file."""
 
     dtype: np.dtype[Any]
@@ -188,21 +188,29 @@ def load_safetensors(path: str | os.PathLike[str], shardings: Layout | None = No
     """
     caller = "load_safetensors"
     with naming_caller(caller):
-        target = _path(path, caller)
-        headers = {file: _header(file, names) for file, names in _files(target).items()}
+        headers = entries_of(path, caller)
         layout = _layout(shardings, [name for entries in headers.values() for name in entries])
         return {
             name: x for file, entries in headers.items() for name, x in _tensors(file, entries, layout, caller)
         }  # fmt: skip
 
 
-def _tensors(file: str, entries: Mapping[str, _Entry], layout: Any, caller: str) -> Iterator[tuple[str, ShardedTensor]]:
+def entries_of(path: str | os.PathLike[str], caller: str) -> dict[str, dict[str, Entry]]:
+    """Returns the arrays of each of the files that a path leads to, by their names, from their headers.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, OSError: see `load_safetensors`.
+    """
+    return {file: _header(file, names) for file, names in _files(_path(path, caller)).items()}
+
+
+def _tensors(file: str, entries: Mapping[str, Entry], layout: Any, caller: str) -> Iterator[tuple[str, ShardedTensor]]:
     """Reads the arrays of a file."""
     with open(file, "rb", buffering=0, opener=open_at_once) as stream:
         for name, entry in entries.items():
             where = layout(name, entry.shape, entry.dtype)
 
-            def read(box: Box, out: HostArray, entry: _Entry = entry) -> None:
+            def read(box: Box, out: HostArray, entry: Entry = entry) -> None:
                 read_box(stream.fileno(), file, entry.start, entry.shape, box, out)
 
             yield name, tensor_from(entry.shape, entry.dtype, where, read, caller)
@@ -289,7 +297,7 @@ def _content(descriptor: int, size: int, start: int, path: str) -> bytes:
     return memory.tobytes()
 
 
-def _header(path: str, names: set[str] | None) -> dict[str, _Entry]:
+def _header(path: str, names: set[str] | None) -> dict[str, Entry]:
     """Reads the header of a file, checks it, and returns the arrays of these names.
 
     Raises:
@@ -321,7 +329,7 @@ def _header(path: str, names: set[str] | None) -> dict[str, _Entry]:
     if names is not None and (missing := names - arrays.keys()):
         raise ArgumentError(f"{path} lacks {min(missing)!r:.60}, which the index says that it has")
     return {
-        name: _Entry(sharded_dtype(_NAMES[known]), shape, 8 + length + begin)
+        name: Entry(sharded_dtype(_NAMES[known]), shape, 8 + length + begin)
         for name, (known, shape, _, begin, _) in arrays.items()
         if names is None or name in names
     }

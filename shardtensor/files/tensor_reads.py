@@ -28,6 +28,9 @@ from shardtensor.tensor.value import Aval, aval, reduced
 Read: TypeAlias = Callable[[Box, HostArray], object]
 """Fills an array with the elements of a box."""
 
+Arrays: TypeAlias = Callable[[Box], HostArray]
+"""Returns the elements of a box, in an array that nothing else holds."""
+
 
 def tensor_from(shape: Shape, dtype: np.dtype[Any], where: Where | None, read: Read, caller: str) -> ShardedTensor:
     """Returns a tensor whose elements are read from a file: those of each memory of this process at once.
@@ -45,23 +48,53 @@ def tensor_from(shape: Shape, dtype: np.dtype[Any], where: Where | None, read: R
     """
     target = as_sharding(default_mesh() if where is None else where, len(shape), caller)
     value = aval(shape, dtype, target, where is not None)
+    return tensor_of_boxes(value, lambda box: _filled(value, read, box), caller)
+
+
+def tensor_of_boxes(value: Aval, array_of: Arrays, caller: str) -> ShardedTensor:
+    """Returns a tensor of which this process has the elements that its devices hold, as host arrays.
+
+    Args:
+        value: its aval.
+        array_of: returns the elements of each of the `local_boxes`.
+        caller: the function.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: those of ``array_of``, which name the caller then.
+        DeviceMemoryError: a memory is full.
+    """
     if value.backend.simulated:
         return without_elements(value)
-    if value.unreduced or value.offloaded:
-        plain = reduced(value).sharding.with_memory_kind("device")
-        x: ShardedTensor = call("reshard", tensor_from(shape, dtype, plain, read, caller), sharding=target)
+    if (plain := on_devices(value)) is not value:
+        x: ShardedTensor = call("reshard", tensor_of_boxes(plain, array_of, caller), sharding=value.sharding)
         return x
-    spans = len(processes_of(target.mesh.flat)) > 1
-    number = note(f"{caller}({dtype}{list(shape)} {target.spec})") if spans else 0
+    spans = len(processes_of(value.sharding.mesh.flat)) > 1
+    number = note(f"{caller}({value.dtype}{list(value.shape)} {value.sharding.spec})") if spans else 0
     try:
         with naming_caller(caller):
-            result = mark_array(read_tensor(value, read, caller))
+            result = mark_array(_placed(value, array_of, caller))
     except BaseException as error:  # Raised again: other processes may not have raised it.
-        note_error(caller, (target,), error)
+        note_error(caller, (value.sharding,), error)
         raise
     if spans:
         result._identity = number
     return result
+
+
+def on_devices(value: Aval) -> Aval:
+    """Returns the value as which the elements of another one are read: in memories of devices, and without partial sums."""
+    if not value.unreduced and not value.offloaded:
+        return value
+    return aval(value.shape, value.dtype, reduced(value).sharding.with_memory_kind("device"), True)
+
+
+def local_boxes(value: Aval) -> dict[Box, list[int]]:
+    """Returns the boxes whose elements the devices of this process hold, and the numbers of the cells that have each."""
+    grid, holders = value.cells.grid, dict[Box, list[int]]()
+    for n, device in enumerate(grid.devices):
+        if not is_remote(device):
+            holders.setdefault(grid.box(n), []).append(n)
+    return holders
 
 
 def read_tensor(
@@ -75,30 +108,29 @@ def read_tensor(
         caller: the function, for the log of transfers.
         check: raises an error if a box cannot be read, before there is memory for any of them.
     """
-    grid = value.cells.grid
-    for box in {grid.box(n): None for n, device in enumerate(grid.devices) if not is_remote(device)}:
+    for box in local_boxes(value):
         check(box)
+    return _placed(value, lambda box: _filled(value, read, box), caller)
+
+
+def _filled(value: Aval, read: Read, box: Box) -> HostArray:
+    out = memory_pool.empty(tuple([end - begin for begin, end in box]), value.dtype)
+    read(box, out)
+    return out
+
+
+def _placed(value: Aval, array_of: Arrays, caller: str) -> ShardedTensor:
+    """Returns the tensor of arrays; what several of its cells hold is read once."""
     operand_transfer(host_aval(value.shape, value.dtype), value.sharding).infer(caller, explicit=True)
-    buffers = _buffers(value, read)
-    return tensor_of(value, buffers, tuple([[] for _ in buffers]))
-
-
-def _buffers(value: Aval, read: Read) -> tuple[Any, ...]:
-    """Returns the buffers of the cells of a value; what several of them hold is read once."""
     grid = value.cells.grid
     buffers: list[Any] = [RemoteArray(grid.shape(n), value.dtype) for n in range(len(grid.devices))]
-    holders: dict[Box, list[int]] = {}
-    for n, device in enumerate(grid.devices):
-        if not is_remote(device):
-            holders.setdefault(grid.box(n), []).append(n)
-    for box, numbers in holders.items():
-        out = memory_pool.empty(grid.shape(numbers[0]), value.dtype)
-        read(box, out)
+    for box, numbers in local_boxes(value).items():
+        out = array_of(box)
         for n in numbers:
             device = grid.devices[n]
             buffers[n] = out if backend_of(device).on_host else send(out, HOST, device)
         del out  # Before the next one is allocated.
-    return tuple(buffers)
+    return tensor_of(value, tuple(buffers), tuple([[] for _ in buffers]))
 
 
 class NamedArrays(Mapping[str, ShardedTensor]):

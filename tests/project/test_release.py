@@ -25,8 +25,8 @@ PACKAGES = {
 }
 
 DATA = {
-    "shardtensor/data/README.md",  # the source and the license of the digits
-    "shardtensor/data/digits.csv.gz",
+    "shardtensor/digits/README.md",  # the source and the license of the digits
+    "shardtensor/digits/digits.csv.gz",
     *(f"{package}/py.typed" for package in PACKAGES),
 }
 """The files of the packages that are no modules."""
