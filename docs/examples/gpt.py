@@ -14,6 +14,7 @@ With --folder, the run is saved and goes on from its last checkpoint when the pr
 import argparse
 import ast
 import contextlib
+import functools
 import math
 import sysconfig
 import time
@@ -23,9 +24,6 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor import P
-
-SMALL = ("--width", "32", "--layers", "2", "--heads", "4", "--context", "32", "--batch", "8")
-"""The arguments of a model that trains within seconds."""
 
 
 def arguments(given=None):
@@ -48,7 +46,9 @@ def arguments(given=None):
     parser.add_argument("--folder", help="where checkpoints are written")
     parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--executor", default="numpy", help="of st.jit: numpy has the same bits on any processes, c is faster")
+    parser.add_argument(
+        "--executor", default="numpy", help="of st.jit: numpy has the same bits on any processes, c is faster"
+    )
     return parser.parse_args(given)
 
 
@@ -113,7 +113,7 @@ def attention(x, block, heads):
 
 
 def gelu(x):
-    return 0.5 * x * (1 + st.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + st.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def model(params, tokens, heads):
@@ -131,9 +131,6 @@ def cross_entropy(logits, targets):
     return (st.log(st.exp(logits).sum(axis=-1)) - chosen).mean()
 
 
-# The data: windows of the text.
-
-
 def docstrings():
     """Returns the docstrings of Python's standard library as bytes, an array of uint8."""
     found = []
@@ -143,11 +140,6 @@ def docstrings():
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     found.append(ast.get_docstring(node) or "")
     return np.frombuffer("\n\n".join(filter(None, found)).encode(), "uint8")
-
-
-def windows(text, context):
-    """Returns all windows of context + 1 bytes, a view."""
-    return np.lib.stride_tricks.sliding_window_view(text, context + 1)
 
 
 # Training.
@@ -226,10 +218,12 @@ def train(args):
     params, state = trainer.start(init(st.random.key(args.seed), args))
     text = docstrings()
     cut = len(text) * 9 // 10
-    batches = st.data.Batches(
-        windows(text[:cut], args.context), args.batch, key=st.random.key(args.seed + 1), sharding=trainer.rows
-    )
-    held_out = windows(text[cut:], args.context)[:: args.context][: 4 * args.batch]
+    windows = functools.partial(
+        np.lib.stride_tricks.sliding_window_view, window_shape=args.context + 1
+    )  # They are views.
+    key = st.random.key(args.seed + 1)
+    batches = st.data.Batches(windows(text[:cut]), args.batch, key=key, sharding=trainer.rows)
+    held_out = windows(text[cut:])[:: args.context][: 4 * args.batch]
     report(f"{sum(x.size for x in st.tree.leaves(params)):,} parameters, {len(text):,} bytes of text, {trainer.mesh}")
     with contextlib.ExitStack() as stack:
         manager, done = None, 0

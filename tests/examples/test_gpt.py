@@ -52,13 +52,13 @@ def wanted(optimizer: str, dtype: str) -> np.ndarray:
     from tests.examples.reference import losses_of
 
     chosen = {
-        "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
         "adamw": lambda params: torch.optim.AdamW(params, lr=3e-3, weight_decay=0.1, foreach=False),
     }
     return losses_of(start(), batches(), given().heads, dtype, chosen[optimizer])
 
 
-OPTIMIZERS = {"sgd": lambda: st.optim.sgd(0.1, momentum=0.9), "adamw": lambda: st.optim.adamw(3e-3, weight_decay=0.1)}
+OPTIMIZERS = {"sgd": lambda: st.optim.sgd(0.1), "adamw": lambda: st.optim.adamw(3e-3, weight_decay=0.1)}
 
 
 def losses(optimizer: str, dtype: str, *layout: str) -> np.ndarray:
@@ -75,7 +75,7 @@ def losses(optimizer: str, dtype: str, *layout: str) -> np.ndarray:
 def check(found: np.ndarray, optimizer: str, dtype: str) -> None:
     """Compares losses with those of PyTorch."""
     exact = wanted(optimizer, "float64")
-    assert exact[-10:].mean() < exact[:10].mean() - 0.3  # It learns.
+    assert exact[-10:].mean() < exact[:10].mean() - 0.1  # It learns.
     distance = np.abs(found - exact).max()
     theirs = np.abs(wanted(optimizer, "float32") - exact).max()
     print(f"{optimizer}, {dtype}: {distance:.1e} from PyTorch in float64; PyTorch in float32: {theirs:.1e}")
