@@ -14,7 +14,6 @@ With --folder, the run is saved and goes on from its last checkpoint when the pr
 import argparse
 import ast
 import contextlib
-import functools
 import math
 import sysconfig
 import time
@@ -27,6 +26,7 @@ from shardtensor import P
 
 
 def arguments(given=None):
+    """Returns the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="data=1", help="its axes and sizes: data, model or both")
     parser.add_argument("--processes", type=int, default=1, help="the number of processes that the launcher starts")
@@ -46,9 +46,7 @@ def arguments(given=None):
     parser.add_argument("--folder", help="where checkpoints are written")
     parser.add_argument("--every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--executor", default="numpy", help="of st.jit: numpy has the same bits on any processes, c is faster"
-    )
+    parser.add_argument("--executor", default="numpy", help="of st.jit: c is faster than numpy, with bits of its own")
     return parser.parse_args(given)
 
 
@@ -82,8 +80,8 @@ def init(key, args):
 def specs(args):
     """Returns the layout of each parameter on the mesh axis "model".
 
-    The weights whose columns are split are followed by those whose rows are (Shoeybi et al., Megatron-LM, 2019), so that
-    a block adds two partial sums and transfers nothing else.
+    Weights whose columns are split are followed by weights whose rows are (Shoeybi et al., Megatron-LM, 2019): a block
+    adds two partial sums, and transfers nothing else.
     """
     norm, columns, rows = {"scale": P(), "shift": P()}, P(None, "model"), P("model")
     block = {
@@ -94,17 +92,16 @@ def specs(args):
 
 
 def normalize(x, norm):
+    """Returns x with mean 0 and variance 1 along the last dimension, scaled and shifted."""
     x = x - x.mean(axis=-1, keepdims=True)
     return x / st.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * norm["scale"] + norm["shift"]
 
 
 def attention(x, block, heads):
+    """Returns, for each token, the mean of the values up to it, weighted by products of their keys and its query."""
     batch, length, width = x.shape
-
-    def split(y):  # (batch, length, width) -> (batch, heads, length, width / heads)
-        return y.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-    query, key, value = (split(x @ block[name]) for name in ("query", "key", "value"))
+    shape = batch, length, heads, width // heads
+    query, key, value = ((x @ block[name]).reshape(shape).transpose(0, 2, 1, 3) for name in ("query", "key", "value"))
     scores = query @ key.mT / math.sqrt(width // heads)
     scores = st.where(np.tri(length, dtype=bool), scores, -np.inf)  # A token sees those before it.
     weights = st.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -113,11 +110,12 @@ def attention(x, block, heads):
 
 
 def gelu(x):
+    """Returns x times the normal distribution's probability up to x, in Hendrycks and Gimpel's approximation."""
     return 0.5 * x * (1 + st.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def model(params, tokens, heads):
-    """Returns the logits of the next token, of shape (batch, length, vocabulary), for tokens of shape (batch, length)."""
+    """Returns the logits (batch, length, vocabulary) of the tokens that follow tokens (batch, length)."""
     x = st.take(params["tokens"], tokens, axis=0) + params["positions"][: tokens.shape[1]]
     for block in params["blocks"]:
         x = x + attention(normalize(x, block["norm1"]), block, heads)
@@ -126,6 +124,7 @@ def model(params, tokens, heads):
 
 
 def cross_entropy(logits, targets):
+    """Returns the mean of the negative logarithms of the probabilities of targets."""
     logits = logits - st.stop_gradient(logits.max(axis=-1, keepdims=True))
     chosen = st.where(targets[..., None] == np.arange(logits.shape[-1]), logits, 0).sum(axis=-1)
     return (st.log(st.exp(logits).sum(axis=-1)) - chosen).mean()
@@ -169,16 +168,13 @@ class Trainer:
         return params, state
 
     def loss(self, params, rows):
-        """Returns the mean cross entropy of the tokens of rows, of shape (batch, context + 1), but for the first ones."""
+        """Returns the mean cross entropy of each token of rows (batch, context + 1) after the first ones."""
         if self.args.zero == 3:
             params = st.reshard(params, self.whole)  # The gradient gathers them once more instead of saving them.
         return cross_entropy(model(params, rows[:, :-1], self.args.heads), rows[:, 1:])
 
     def _step(self, params, state, rows):
-        gradient = st.value_and_grad(self.loss)
-        if self.args.accumulate > 1:
-            gradient = st.accumulate(gradient, self.args.accumulate)
-        loss, grads = gradient(params, rows)
+        loss, grads = st.accumulate(st.value_and_grad(self.loss), self.args.accumulate)(params, rows)
         if self.layouts:
             grads = st.reshard(grads, self.layouts.grads)
         updates, state = self.optimizer.update(grads, state, params)
@@ -196,46 +192,39 @@ class Trainer:
         return bytes(tokens).decode(errors="replace")
 
 
-def adamw(args):
-    schedule = st.optim.warmup_cosine_decay_schedule(0.0, args.rate, args.steps // 10, args.steps, args.rate / 10)
-    return st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adamw(schedule, weight_decay=0.1))
-
-
 def axes_of(args):
     """Returns the axes of the mesh and their sizes: data=2,model=4 is {"data": 2, "model": 4}."""
     given = {name: int(size) for name, size in (axis.split("=") for axis in args.mesh.split(","))}
     return {"data": 1, "model": 1} | given
 
 
-def report(*values):
+def report(text):
+    """Prints a line in one of the processes."""
     if st.process_index() == 0:
-        print(*values, flush=True)
+        print(text, flush=True)
 
 
 def train(args):
-    """Trains a model, or goes on with the training in the folder; returns its parameters."""
-    trainer = Trainer(args, adamw(args))
+    """Trains a model, or goes on with the training in the folder."""
+    schedule = st.optim.warmup_cosine_decay_schedule(0.0, args.rate, args.steps // 10, args.steps, args.rate / 10)
+    optimizer = st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adamw(schedule, weight_decay=0.1))
+    trainer = Trainer(args, optimizer)
     params, state = trainer.start(init(st.random.key(args.seed), args))
-    text = docstrings()
+    text, done = docstrings(), 0
     cut = len(text) * 9 // 10
-    windows = functools.partial(
-        np.lib.stride_tricks.sliding_window_view, window_shape=args.context + 1
-    )  # They are views.
-    key = st.random.key(args.seed + 1)
-    batches = st.data.Batches(windows(text[:cut]), args.batch, key=key, sharding=trainer.rows)
-    held_out = windows(text[cut:])[:: args.context][: 4 * args.batch]
+    windows = np.lib.stride_tricks.sliding_window_view(text, args.context + 1)  # All of them: a view.
+    key, held_out = st.random.key(args.seed + 1), windows[cut :: args.context][: 4 * args.batch]
+    batches = st.data.Batches(windows[: cut - args.context], args.batch, key=key, sharding=trainer.rows)
     report(f"{sum(x.size for x in st.tree.leaves(params)):,} parameters, {len(text):,} bytes of text, {trainer.mesh}")
-    with contextlib.ExitStack() as stack:
-        manager, done = None, 0
-        if args.folder:
-            manager = stack.enter_context(st.checkpoint.Manager(args.folder, keep=2, every=args.every, on_sigterm=True))
-            if manager.latest() is not None:
-                run = manager.restore(like={"params": params, "state": state, "batches": batches.state, "step": done})
-                params, state, done = run["params"], run["state"], run["step"]
-                batches.restore(run["batches"])
-                report(f"goes on after step {done}")
+    manager = st.checkpoint.Manager(args.folder, keep=2, every=args.every, on_sigterm=True) if args.folder else None
+    with batches, manager or contextlib.nullcontext():
+        if manager and manager.latest() is not None:
+            run = manager.restore(like={"params": params, "state": state, "batches": batches.state, "step": done})
+            params, state, done = run["params"], run["state"], run["step"]
+            batches.restore(run["batches"])
+            report(f"goes on after step {done}")
         begin = time.perf_counter()
-        for step, rows in zip(range(done + 1, args.steps + 1), batches):
+        for step, rows in zip(range(done + 1, args.steps + 1), batches, strict=False):
             params, state, loss = trainer.step(params, state, rows)
             if manager:
                 manager.save(step, {"params": params, "state": state, "batches": batches.state, "step": step})
@@ -246,10 +235,10 @@ def train(args):
     if args.sample:
         whole = st.reshard(params, trainer.whole)
         report(trainer.sample(whole, st.random.key(args.seed + 2), "Return the "))
-    return params
 
 
 def main(given=None):
+    """Calls `train` with the arguments of the command line, on the devices of the mesh."""
     args = arguments(given)
     st.set_num_devices(math.prod(axes_of(args).values()) // args.processes)
     if args.processes > 1:

@@ -12,7 +12,8 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 def program(name: str) -> ModuleType:
     """Returns a program as a module; its `main` is not called."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

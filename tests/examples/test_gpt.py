@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shardtensor as st
+from tests.communication.test_distributed import launch
 from tests.conftest import NO_TORCH
 from tests.examples.programs import GPT
 
+PROGRAM = str(Path(__file__).parent / "losses.py")
 VOCABULARY = 67
 BATCH = 6
 STEPS = 100
@@ -109,3 +112,10 @@ FAST = {("one", "adamw", "float32"), ("data-model", "sgd", "float32"), ("zero3",
 )
 def test_losses_are_those_of_pytorch(layout: str, optimizer: str, dtype: str) -> None:
     check(losses(optimizer, dtype, *LAYOUTS[layout]), optimizer, dtype)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("one", "model")])
+def test_losses_in_four_processes_are_those_of_pytorch(layout: str) -> None:
+    status, text = launch("gloo", 4, PROGRAM, layout, limit=240)
+    assert status == 0, text
