@@ -181,7 +181,7 @@ _TORCHS = {
     **_each("cuda get_device", _GPU),
     "backends": "`st.backend_names()`",
     **_each("set_default_device default_device", "`st.set_mesh(mesh)` sets the mesh of new arrays"),
-    **_each("no_grad enable_grad set_grad_enabled inference_mode autograd optim", _GRADIENTS),
+    **_each("no_grad enable_grad set_grad_enabled inference_mode autograd", _GRADIENTS),
 }
 
 _JAXS = {

@@ -415,6 +415,7 @@ from shardtensor.interpreters.control_flow import (
     switch as switch,
     while_loop as while_loop,
 )
+from shardtensor.interpreters.differentiation.accumulation import accumulate as accumulate
 from shardtensor.interpreters.differentiation.grad import (
     grad as grad,
     jvp as jvp,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,10 +86,9 @@ def scale_by_factored_rms(
         return (second, longest) if second != longest and x.shape[second] >= min_dim_size_to_factor else None
 
     def zeros_of(p: Any) -> tuple[Any, Any, Any]:
-        one = zeros((1,), dtype=p.dtype, device=_without(p, 0, whole=True))
         if (dims := dimensions(p)) is None:
-            return one, one, zeros_like(p)
-        return _zeros_without(p, dims[1]), _zeros_without(p, dims[0]), one
+            return _zero(p), _zero(p), zeros_like(p)
+        return _zeros_without(p, dims[1]), _zeros_without(p, dims[0]), _zero(p)
 
     def init(params: Any) -> FactoredState:
         trees = {"params": floating(caller, params)}
@@ -133,17 +132,18 @@ def scale_by_factored_rms(
     return GradientTransformation(init, update)
 
 
+def _zero(p: Any) -> Any:
+    """Returns one zero, which all devices of a parameter have."""
+    return zeros((1,), dtype=p.dtype, device=_layout(p, ()))
+
+
 def _zeros_without(p: Any, axis: int) -> Any:
     """Returns zeros of the shape and the layout of a parameter without one of its dimensions."""
-    return zeros(p.shape[:axis] + p.shape[axis + 1 :], dtype=p.dtype, device=_without(p, axis))
+    parts = [*p.sharding.spec, *[None] * p.ndim][: p.ndim] if isinstance(p, ShardedTensor) else []
+    layout = _layout(p, [part for number, part in enumerate(parts) if number != axis])
+    return zeros(p.shape[:axis] + p.shape[axis + 1 :], dtype=p.dtype, device=layout)
 
 
-def _without(p: Any, axis: int, whole: bool = False) -> NamedSharding | None:
-    """Returns the layout of a parameter without one of its dimensions, or one in which all devices have all elements.
-
-    It is None for a host array.
-    """
-    if not isinstance(p, ShardedTensor):
-        return None
-    parts = () if whole else [*p.sharding.spec, *[None] * p.ndim][: p.ndim]
-    return NamedSharding(p.sharding.mesh, PartitionSpec(*[part for n, part in enumerate(parts) if n != axis]))
+def _layout(p: Any, parts: Sequence[Any]) -> NamedSharding | None:
+    """Returns a layout on the mesh of a parameter; None in a map, where arrays have none."""
+    return NamedSharding(p.sharding.mesh, PartitionSpec(*parts)) if isinstance(p, ShardedTensor) else None

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.placement.conversion import asarray
 from shardtensor.functions.standard.data_types import astype
 from shardtensor.functions.standard.elementwise import clip, cos, floor, maximum, minimum
 from shardtensor.functions.standard.searching import where
-from shardtensor.optim.parameter_trees import count_of, expect_state, for_leaves, incremented, mapped
+from shardtensor.optim.parameter_trees import count_of, expect_state, for_leaves, incremented, kind_text, mapped
 from shardtensor.optim.transformations import GradientTransformation, identity, stateless
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -283,7 +283,7 @@ def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Gra
         return scale_by_schedule(lambda count: sign * learning_rate(count))
     if isinstance(learning_rate, (str, bytes)) or getattr(learning_rate, "shape", ()) != ():
         raise ArgumentTypeError(
-            f"optim.scale_by_learning_rate: learning_rate is {type_text(learning_rate)}; wanted a number, a tensor "
+            f"optim.scale_by_learning_rate: learning_rate is {kind_text(learning_rate)}; wanted a number, a tensor "
             "without dimensions, or a function of the count of steps"
         )
     return scale(sign * learning_rate)

@@ -11,6 +11,7 @@ from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.standard.elementwise import sqrt
 from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.functions.standard.statistical import sum
+from shardtensor.host.units import counted
 from shardtensor.optim.moments import correction
 from shardtensor.optim.parameter_trees import count_of, expect_state, incremented, like, mapped, mapped_to, moments
 from shardtensor.optim.transformations import GradientTransformation, stateless
@@ -74,7 +75,9 @@ def orthogonalize_via_newton_schulz(
 def _coefficients(caller: str, given: Any, steps: int) -> list[Coefficients]:
     rows = [tuple(given)] * steps if not isinstance(given[0], (tuple, list)) else [*map(tuple, given)]
     if len(rows) < steps or {*map(len, rows)} - {3}:
-        raise ArgumentError(f"{caller}: ns_coeffs is {given}; wanted three numbers, or three for each of {steps} steps")
+        raise ArgumentError(
+            f"{caller}: ns_coeffs is {given}; wanted three numbers, or three for each of {counted(steps, 'step')}"
+        )
     return rows[len(rows) - steps :]
 
 

@@ -86,7 +86,7 @@ def _difference(name: str, tree: Any, other_name: str, other: Any, path: str = "
     here, there = pytree.items_of(tree), pytree.items_of(other)
     if here is None or there is None or type(tree) is not type(other):
         same = here is None and there is None and (tree is None) == (other is None)
-        return "" if same else f"{name}{path} is {_kind(tree)}, and {other_name}{path} is {_kind(other)}"
+        return "" if same else f"{name}{path} is {kind_text(tree)}, and {other_name}{path} is {kind_text(other)}"
     ours, theirs = dict(here), dict(there)
     for step in ours | theirs:
         if step not in theirs:
@@ -98,7 +98,8 @@ def _difference(name: str, tree: Any, other_name: str, other: Any, path: str = "
     return ""
 
 
-def _kind(x: Any) -> str:
+def kind_text(x: Any) -> str:
+    """Returns the type of an object for messages: ``float64[3]``, ``a dict``."""
     return "None" if x is None else str(typeof(x)) if hasattr(x, "shape") else type_text(x)
 
 

@@ -90,7 +90,6 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.c.c_loops": {"_UNKNOWN": 1},
     "shardtensor.interpreters.jit.c.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
     "shardtensor.interpreters.jit.rewrites.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
-    "shardtensor.interpreters.jit.rewrites.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
     "shardtensor.interpreters.jit.grouping.fused": {"_CALL": 1},
     "shardtensor.interpreters.jit.grouping.fused_alone": {"MOST": 8},
@@ -173,6 +172,7 @@ OTHERS = {
         host.philox._COUNTERS host.philox._LOW""",
     "where series and continued fractions of special functions begin and end": """
         functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
+    "coefficients of a published algorithm": "optim.orthogonalization.NS_COEFFS",
     "sizes from which there is an error": "functions.linalg.equations._GATHERED",
     "kernels of CUDA, whose tests have arrays of all sizes on a GPU": """
         functions.random.random_kernel._THREADS interpreters.jit.cuda.cuda_executor.BLOCKS interpreters.jit.cuda.cuda_executor.SEGMENT

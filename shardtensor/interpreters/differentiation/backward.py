@@ -24,6 +24,7 @@ from shardtensor.functions.derivatives.cotangents import (
     zeros_of,
 )
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative
+from shardtensor.interpreters.differentiation.left_sums import LeftSums
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.views.views import View, aval_of_view
 from shardtensor.sharding.layout import NamedSharding
@@ -153,6 +154,7 @@ def pulled_back(
     typed: Typed | None = None,
     *,
     own: bool = True,
+    left: LeftSums | None = None,
 ) -> list[Any]:
     """Returns the cotangents of inputs, each in the layout and dtype of its value; None for those that have none.
 
@@ -164,8 +166,9 @@ def pulled_back(
         inputs: the numbers of the inputs and their avals; a Python scalar stands for itself.
         typed: in a program of a map, along which axes values differ, if that is known.
         own: whether the cotangents have to be tensors of their own.
+        left: takes the cotangents that are left as partial sums; None if all of them are added.
     """
-    _set_targets(steps, uses, inputs)
+    _set_targets(steps, uses, inputs if left is None else ())
     while steps:
         step = steps.pop()
         gradients = [cotangents.pop(n, None) if n is not None else None for n in step.outputs]
@@ -191,7 +194,7 @@ def pulled_back(
     for n, kind in inputs:
         contributions = cotangents.pop(n, [])
         contributions = contributions if typed is None else typed.left(n, contributions)
-        gradients.append(gradient(contributions, kind, own=own) if contributions else None)
+        gradients.append(gradient(contributions, kind, own=own, left=left) if contributions else None)
     return gradients
 
 
@@ -310,13 +313,15 @@ def _in_layout(g: Any, kind: Any) -> Any:
     return g
 
 
-def gradient(contributions: list[Any], kind: Any, *, own: bool = True) -> Any:
+def gradient(contributions: list[Any], kind: Any, *, own: bool = True, left: LeftSums | None = None) -> Any:
     """Returns the gradient of an argument, from its contributions: in the argument's layout, and, if ``own``, a tensor
     of its own. That of a Python number is replicated.
     """
     g = cast_to(whole(added(contributions, kind), kind), kind)
     if not isinstance(kind, Aval):
         return reduced_sum(g, kind)
+    if left is not None and is_unreduced(g):
+        return left.taken(g, reduced(kind).sharding, kind.committed)
     if not own and g.sharding == reduced(kind).sharding:
         return g
     return call("transfer_to", g, reduced(kind).sharding, "grad", committed=kind.committed)

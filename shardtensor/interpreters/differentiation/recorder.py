@@ -15,6 +15,7 @@ from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.differentiation.backward import Step, pulled_back
+from shardtensor.interpreters.differentiation.left_sums import LeftSums
 from shardtensor.interpreters.differentiation.taped_values import LEFT, Taped
 from shardtensor.interpreters.nested import Nested
 from shardtensor.interpreters.program_arrays import adopted, exported
@@ -221,10 +222,17 @@ class Recorder(Nested, CallInterpreter):
                 uses[n] = uses.get(n, 0) + 1
         self.steps.append(step)
 
-    def pull(self, cotangents: dict[int, list[Any]], inputs: Sequence[tuple[int, Any]], *, keep: bool) -> list[Any]:
+    def pull(
+        self,
+        cotangents: dict[int, list[Any]],
+        inputs: Sequence[tuple[int, Any]],
+        *,
+        keep: bool,
+        left: LeftSums | None = None,
+    ) -> list[Any]:
         """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
         steps = list(self.steps) if keep else self.steps
-        return pulled_back(steps, self.uses, cotangents, inputs)
+        return pulled_back(steps, self.uses, cotangents, inputs, left=left)
 
 
 def any_write(base: ShardedTensor) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
+from shardtensor.interpreters.differentiation.left_sums import left_sums
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import kind_of, number_of
@@ -102,7 +103,7 @@ class Run:
             if n is not None and g is not None:
                 start.setdefault(n, []).append(g)
         inputs = [x for x in self._inputs if x is not None]
-        remaining = iter(self.tape.pull(start, inputs, keep=keep))
+        remaining = iter(self.tape.pull(start, inputs, keep=keep, left=None if keep else left_sums()))
         gradients = [
             _no_gradient(x) if i is None else or_zeros(next(remaining), i[1])
             for x, i in zip(leaves(self.given), self._inputs, strict=True)

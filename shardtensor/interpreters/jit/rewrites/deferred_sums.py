@@ -22,18 +22,14 @@ from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.value import Aval, aval
 
-_MOST = 64
-"""The maximum number of reductions of a program of which the sums are deferred."""
-
-
 def with_deferred_sums(program: Program, setting: Setting) -> Program:
     """Returns a program with the same results that moves fewer bytes; the program itself if none is found."""
     candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
-    if not candidates or len(candidates) > _MOST:
+    if not candidates:
         return program
     count, exact = program.next_number(), setting.exact
     first = _Deferral(program, candidates, count, exact)
-    chosen = [k for part in first.parts() if first.saves(part) for k in part]
+    chosen = first.saving()
     if not chosen:
         return program
     deferral = first if len(chosen) == len(candidates) else _Deferral(program, chosen, count, exact)
@@ -198,20 +194,36 @@ class _Deferral:
 
     # -- decisions -----------------------------------------------------------------------------------
 
-    def parts(self) -> Iterator[list[int]]:
-        """Yields the reductions whose partial sums meet in an equation, as numbers of equations of the program."""
-        groups: list[int] = []
-        for bits, _, _ in self._touched:
-            met = [g for g in groups if g & bits]
-            groups = [g for g in groups if not g & bits]
-            for g in met:
-                bits |= g
-            groups.append(bits)
-        for bits in groups:
-            yield [k for n, k in enumerate(self._deferred) if bits >> n & 1]
+    def saving(self) -> list[int]:
+        """Returns the reductions that move fewer bytes if their sums are deferred, as numbers of equations of the
+        program. Those whose partial sums meet in an equation are one decision.
+        """
+        parts: dict[int, _Part] = {}  # by the bit of each reduction
+        for bits, old, new in self._touched:
+            met = list({id(part): part for part in map(parts.get, _single_bits(bits)) if part is not None}.values())
+            part = max(met, key=lambda part: len(part.old), default=_Part(0, [], []))
+            for other in met:
+                if other is not part:
+                    part.bits, part.old, part.new = part.bits | other.bits, part.old + other.old, part.new + other.new
+            part.bits |= bits
+            part.old += old
+            part.new += new
+            parts.update(dict.fromkeys(_single_bits(part.bits if len(met) > 1 else bits), part))
+        saved = {id(part): bytes_of(part.new) < bytes_of(part.old) for part in parts.values()}
+        return [k for n, k in enumerate(self._deferred) if 1 << n in parts and saved[id(parts[1 << n])]]
 
-    def saves(self, part: Sequence[int]) -> bool:
-        """Whether deferring the sums of these reductions moves fewer bytes."""
-        bits = sum(1 << n for n, k in enumerate(self._deferred) if k in part)
-        touched = [(old, new) for b, old, new in self._touched if b & bits]
-        return bytes_of([e for _, new in touched for e in new]) < bytes_of([e for old, _ in touched for e in old])
+
+@dataclasses.dataclass(slots=True)
+class _Part:
+    """Reductions whose partial sums meet: their bits, and the equations before and after their deferral."""
+
+    bits: int
+    old: list[Equation]
+    new: list[Equation]
+
+
+def _single_bits(bits: int) -> Iterator[int]:
+    """Yields the bits of a number, lowest first."""
+    while bits:
+        yield bits & -bits
+        bits &= bits - 1

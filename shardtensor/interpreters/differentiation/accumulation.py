@@ -1,0 +1,150 @@
+"""`accumulate`: gradients of large batches, computed from one microbatch after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.differentiation.grad import argument_numbers, check_function
+from shardtensor.interpreters.differentiation.left_sums import LeftSums, added_up, leaving_sums
+from shardtensor.tensor.operands import is_data
+from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths, replaced
+from shardtensor.tensor.tensor import ShardedTensor
+
+
+def accumulate(
+    grad_fun: Callable[..., Any], n: int, *, batch_argnums: int | Sequence[int] | None = None
+) -> Callable[..., Any]:
+    """Returns a function that calls ``grad_fun`` for n parts of a batch, one after the other, and returns the mean.
+
+    The memory for what derivatives save is that of one part. The partial sums of gradients are added up for all parts,
+    and then reduced once, in eager mode and in a program of `jit`: the bytes are those of one call with the whole
+    batch.
+
+    If the parts differ in size, there are two reductions, one for the parts of each size.
+
+    Args:
+        grad_fun: a function as `grad` and `value_and_grad` return it, of a loss that is a mean over the batch.
+        n: the number of parts.
+        batch_argnums: the positional arguments that are batches, of which all arrays with dimensions are split along
+            dimension 0. By default, all but the first one. Other arguments, and those given by name, are passed on.
+
+    Returns:
+        A function of the arguments of ``grad_fun`` with the same results. Floating-point results are means, weighted
+        by the rows of the parts; integers, such as counts, are sums. Part k has the rows k, k + n, k + 2 n, …, so that a
+        batch that is split over devices is on all of them in each part. The sizes of the parts differ by one at most.
+        Gradients have the layouts of their arguments.
+
+    Raises:
+        ArgumentError: a batch has fewer than n rows, or arrays of a batch differ in their numbers of rows.
+        ArgumentTypeError: n is not a positive integer, or a result is neither an array nor a number.
+
+    >>> def loss(w, x):
+    ...     return ((x @ w) ** 2).mean()
+    >>> w, x = st.ones(3), st.ones((8, 3))
+    >>> st.accumulate(st.grad(loss), 4)(w, x).tolist() == st.grad(loss)(w, x).tolist()
+    True
+    """
+    check_function("accumulate", grad_fun)
+    if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 1:
+        raise ArgumentTypeError(f"accumulate: n is {n!r}; wanted the number of parts of the batch, 1 or more")
+
+    @functools.wraps(grad_fun)
+    def accumulated(*args: Any, **kwargs: Any) -> Any:
+        numbers = (
+            tuple(range(1, len(args)))
+            if batch_argnums is None
+            else argument_numbers("accumulate", batch_argnums, len(args))
+        )
+        rows = _rows(args, numbers, n)
+        totals: dict[int, _Total] = {}  # by the rows of a part: sums with a common weight, scaled after the reduction
+        for k in range(n):
+            part = [map_leaves(functools.partial(_part, k=k, n=n), x) if i in numbers else x for i, x in enumerate(args)]
+            size = len(range(k, rows, n))
+            with leaving_sums() as left:
+                result = grad_fun(*part, **kwargs)
+            if size in totals:
+                totals[size].add(result)
+            else:
+                totals[size] = _Total(result, left)
+        scaled = [total.scaled(size / rows) for size, total in totals.items()]
+        return scaled[0] if len(scaled) == 1 else _sum_of_trees(*scaled)
+
+    return accumulated
+
+
+def _has_rows(x: Any) -> bool:
+    return (isinstance(x, (ShardedTensor, np.ndarray)) or is_data(x)) and np.ndim(x) > 0
+
+
+def _part(x: Any, k: int, n: int) -> Any:
+    return x[k::n] if _has_rows(x) else x
+
+
+def _rows(args: Sequence[Any], numbers: Sequence[int], n: int) -> int:
+    """Returns the number of rows of the batches."""
+    known: tuple[str, int] | None = None
+    for i in numbers:
+        for path, x in zip(paths(args[i], f"argument {i}"), leaves(args[i]), strict=True):
+            if not _has_rows(x):
+                continue
+            if known is not None and len(x) != known[1]:
+                raise ArgumentError(
+                    f"accumulate: {path} has {len(x)} rows, and {known[0]} has {known[1]}; wanted batches of the same "
+                    "number of rows (batch_argnums= chooses the arguments that are split)"
+                )
+            known = known or (path, len(x))
+    if known is None:
+        raise ArgumentError(
+            f"accumulate: no argument among {list(numbers)} is an array with dimensions; wanted a batch to be split "
+            "(batch_argnums= chooses the arguments)"
+        )
+    if known[1] < n:
+        raise ArgumentError(f"accumulate: {known[0]} has {known[1]} rows; wanted one for each of the {n} parts or more")
+    return known[1]
+
+
+class _Total:
+    """The sum of the results of parts of the same size.
+
+    Args:
+        result: the result of the first part.
+        left: the gradients in it that are partial sums.
+    """
+
+    def __init__(self, result: Any, left: LeftSums) -> None:
+        for path, x in zip(paths(result, "the result"), leaves(result), strict=True):
+            if x is not None and not hasattr(x, "dtype") and not isinstance(x, (bool, int, float, complex)):
+                raise ArgumentTypeError(
+                    f"accumulate: {path} of the function is {type_text(x)}; wanted arrays and numbers, of which the "
+                    "mean is returned"
+                )
+        self._layouts = list(map(left.layout, leaves(result)))
+        self._sum = result
+
+    def add(self, result: Any) -> None:
+        """Adds the result of another part."""
+        self._sum = _sum_of_trees(self._sum, result)
+
+    def scaled(self, weight: float) -> Any:
+        """Returns the reduced sum: inexact numbers times a weight, integers as they are."""
+        sums = [
+            x if layout is None else added_up(x, layout)
+            for x, layout in zip(leaves(self._sum), self._layouts, strict=True)
+        ]
+        return replaced(self._sum, [x * weight if x is not None and _is_inexact(x) else x for x in sums])
+
+
+def _sum_of_trees(x: Any, y: Any) -> Any:
+    if form_of(x) != form_of(y):
+        raise ArgumentError("accumulate: the results of the function differ in structure from part to part")
+    return replaced(x, [None if a is None else a + b for a, b in zip(leaves(x), leaves(y), strict=True)])
+
+
+def _is_inexact(x: Any) -> bool:
+    return is_inexact(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
