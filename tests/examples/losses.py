@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import shardtensor as st
-from tests.examples.test_gpt import LAYOUTS, OPTIMIZERS, check, losses
+from tests.examples.training import LAYOUTS, OPTIMIZERS, check, losses
 
 if __name__ == "__main__":
     st.set_num_devices(2)
