@@ -38,7 +38,8 @@ def batches() -> list[np.ndarray]:
 @functools.cache
 def start() -> Any:
     """The first parameters, in float32, so that they are the same in both dtypes."""
-    params = GPT.init(st.random.key(0), given())
+    with st.use_mesh(st.make_mesh((1,), ("one",), devices=st.local_devices()[:1])):
+        params = GPT.init(st.random.key(0), given())
     return st.tree.map(lambda x: 3 * np.asarray(x), params)
 
 
