@@ -438,6 +438,7 @@ from shardtensor.sharding.mesh import (
     set_mesh as set_mesh,
     use_mesh as use_mesh,
 )
+from shardtensor.optim.precision import mixed_precision as mixed_precision
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
 from shardtensor.pictures.visualize import visualize_sharding as visualize_sharding
 from shardtensor.spmd.collectives import (

@@ -4,7 +4,8 @@ An optimizer is a `GradientTransformation`: ``init(params)`` returns a state, ``
 updates and the next state, and `apply_updates` adds the updates to the parameters. `transformations` has the protocol,
 `parameter_trees` the one loop over leaves, which all transformations call and which compares structures and shapes,
 `learning_rates` the schedules. `moments`, `clipping`, `factored_moments` and `orthogonalization` are the parts of which
-`optimizers` has chains, and `masking` applies them to some of the parameters.
+`optimizers` has chains, and `masking` applies them to some of the parameters. `zero` has layouts that divide all of it
+over devices, `precision` narrow dtypes.
 
 States have the layout and dtype of the parameters, and counts, rates and norms are tensors without dimensions: nothing
 is read on the host, so that gradient and step can be one program of `shardtensor.jit`. Transformations are composed of
@@ -85,6 +86,10 @@ from shardtensor.optim.orthogonalization import (
     scale_by_muon as scale_by_muon,
     scale_by_shape as scale_by_shape,
 )
+from shardtensor.optim.precision import (
+    LossScaleState as LossScaleState,
+    dynamic_loss_scaling as dynamic_loss_scaling,
+)
 from shardtensor.optim.transformations import (
     EmptyState as EmptyState,
     GradientTransformation as GradientTransformation,
@@ -94,6 +99,7 @@ from shardtensor.optim.transformations import (
     set_to_zero as set_to_zero,
     stateless as stateless,
 )
+from shardtensor.optim.zero_layouts import ZeroShardings as ZeroShardings, zero as zero
 
 if not _typing.TYPE_CHECKING:  # Type checkers take the names of the imports.
     __all__ = _exported(globals())

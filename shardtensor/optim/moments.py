@@ -12,6 +12,7 @@ from shardtensor.optim.parameter_trees import (
     count_of,
     expect_state,
     for_leaves,
+    in_layout_of,
     incremented,
     like,
     mapped_to,
@@ -101,6 +102,7 @@ def trace(
     caller = "optim.trace"
 
     def step(g: Any, t: Any) -> tuple[Any, Any]:
+        g = in_layout_of(g, t)
         new = g + decay * t
         return g + decay * new if nesterov else new, like(new, t)
 
@@ -138,6 +140,7 @@ def ema(decay: float, debias: bool = True, accumulator_dtype: npt.DTypeLike | No
         factor = correction(decay, count) if debias else None
 
         def step(g: Any, m: Any) -> tuple[Any, Any]:
+            g = in_layout_of(g, m)
             new = (1 - decay) * g + decay * m
             return new if factor is None else new * factor(new), like(new, m)
 
@@ -187,6 +190,7 @@ def scale_by_adam(
         of_mean = correction(b1, count + 1) if nesterov else of_gradient
 
         def step(g: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
+            g = in_layout_of(g, m)
             mean = (1 - b1) * g + b1 * m
             squares = (1 - b2) * (g * g) + b2 * v
             hat = mean * of_mean(mean)
@@ -223,6 +227,7 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99, mu_dtype: npt.DTypeLike | N
     caller = "optim.scale_by_lion"
 
     def step(g: Any, m: Any) -> tuple[Any, Any]:
+        g = in_layout_of(g, m)
         return sign((1 - b1) * g + b1 * m), like((1 - b2) * g + b2 * m, m)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScaleByLionState]:

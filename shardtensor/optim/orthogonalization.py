@@ -13,7 +13,16 @@ from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.functions.standard.statistical import sum
 from shardtensor.host.units import counted
 from shardtensor.optim.moments import correction
-from shardtensor.optim.parameter_trees import count_of, expect_state, incremented, like, mapped, mapped_to, moments
+from shardtensor.optim.parameter_trees import (
+    count_of,
+    expect_state,
+    in_layout_of,
+    incremented,
+    like,
+    mapped,
+    mapped_to,
+    moments,
+)
 from shardtensor.optim.transformations import GradientTransformation, stateless
 
 Coefficients = tuple[float, float, float]
@@ -120,6 +129,7 @@ def scale_by_muon(
         of_mean = correction(beta, count + 1) if nesterov else of_gradient
 
         def step(g: Any, m: Any) -> tuple[Any, Any]:
+            g = in_layout_of(g, m)
             new = (1 - beta) * g + beta * m
             hat = new * of_mean(new)
             if nesterov:

@@ -177,6 +177,15 @@ def like(new: Any, old: Any) -> Any:
     return new
 
 
+def in_layout_of(g: Any, moment: Any) -> Any:
+    """Returns a gradient in the layout of its moment, in which the step is computed: a split state needs only a part
+    of a gradient, which a program then adds up by a reduce-scatter.
+    """
+    if isinstance(moment, ShardedTensor) and isinstance(g, ShardedTensor) and g.sharding != moment.sharding:
+        return device_put(g, moment.sharding)
+    return g
+
+
 def for_leaves(value: Any) -> Callable[[Any], Any]:
     """Returns a function of a leaf that returns a number in the dtype of the leaf and on its mesh.
 

@@ -105,8 +105,8 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
             raise ArgumentTypeError(f"optim.chain: state is {type_text(state)}; wanted the tuple that init returns")
         if len(state) != len(args):
             raise ArgumentError(
-                f"optim.chain: state is that of {counted(len(state), 'transformation')}; wanted that of {len(args)}, as "
-                "init returns it"
+                f"optim.chain: state is that of {counted(len(state), 'transformation')}; wanted that of {len(args)}, "
+                "as init returns it"
             )
         states = []
         for one, before in zip(args, state, strict=True):

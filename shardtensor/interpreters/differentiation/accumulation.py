@@ -36,9 +36,9 @@ def accumulate(
 
     Returns:
         A function of the arguments of ``grad_fun`` with the same results. Floating-point results are means, weighted
-        by the rows of the parts; integers, such as counts, are sums. Part k has the rows k, k + n, k + 2 n, …, so that a
-        batch that is split over devices is on all of them in each part. The sizes of the parts differ by one at most.
-        Gradients have the layouts of their arguments.
+        by the rows of the parts; integers, such as counts, are sums. Part k has the rows k, k + n, k + 2 n, …, so that
+        a batch that is split over devices is on all of them in each part. The sizes of the parts differ by one at
+        most. Gradients have the layouts of their arguments.
 
     Raises:
         ArgumentError: a batch has fewer than n rows, or arrays of a batch differ in their numbers of rows.
@@ -64,7 +64,9 @@ def accumulate(
         rows = _rows(args, numbers, n)
         totals: dict[int, _Total] = {}  # by the rows of a part: sums with a common weight, scaled after the reduction
         for k in range(n):
-            part = [map_leaves(functools.partial(_part, k=k, n=n), x) if i in numbers else x for i, x in enumerate(args)]
+            part = [
+                map_leaves(functools.partial(_part, k=k, n=n), x) if i in numbers else x for i, x in enumerate(args)
+            ]
             size = len(range(k, rows, n))
             with leaving_sums() as left:
                 result = grad_fun(*part, **kwargs)

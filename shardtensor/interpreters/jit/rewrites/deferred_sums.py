@@ -22,6 +22,7 @@ from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.value import Aval, aval
 
+
 def with_deferred_sums(program: Program, setting: Setting) -> Program:
     """Returns a program with the same results that moves fewer bytes; the program itself if none is found."""
     candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]

@@ -1,0 +1,210 @@
+"""`accumulate`: the results of the whole batch, one reduction for all parts, and the memory of one part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor import P
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.interpreters.differentiation.left_sums import left_sums
+
+N = 8
+WIDTH = 6
+
+
+def arrays(backend: str, rows: int = 64, spec: Any = None) -> tuple[Any, Any, Any]:
+    """Parameters, a batch, and the bytes of the parameters."""
+    mesh = st.make_mesh((N,), ("data",), devices=st.devices(backend)[:N])
+    rng = np.random.default_rng(0)
+
+    def put(x: Any, spec: Any) -> Any:
+        return st.device_put(x, st.NamedSharding(mesh, spec))
+
+    params = {"w": put(rng.standard_normal((WIDTH, WIDTH)), spec or P()), "b": put(rng.standard_normal(WIDTH), P())}
+    batch = {"x": put(rng.standard_normal((rows, WIDTH)), P("data")), "y": put(rng.standard_normal(rows), P("data"))}
+    return params, batch, sum(p.nbytes for p in params.values())
+
+
+def loss(params: Any, batch: Any) -> Any:
+    w = st.reshard(params["w"], st.NamedSharding(params["w"].sharding.mesh, P()))
+    h = st.tanh(batch["x"] @ w + params["b"])
+    return (((h @ w + params["b"]).sum(axis=1) - batch["y"]) ** 2).mean()
+
+
+def agree(got: Any, expected: Any) -> None:
+    for a, b in zip(st.tree.leaves(got), st.tree.leaves(expected), strict=True):
+        assert (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def mean_of_parts(function: Any, n: int, params: Any, batch: Any) -> Any:
+    parts = [{name: x[k::n] for name, x in batch.items()} for k in range(n)]
+    return st.tree.map(lambda *results: sum(results) / n, *[function(params, part) for part in parts])
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+@pytest.mark.parametrize("jit", [False, True])
+@hypothesis.given(data=some.data())
+def test_results_are_those_of_the_whole_batch(backend: str, jit: bool, data: Any) -> None:
+    rows = data.draw(some.integers(1, 40))
+    n = data.draw(some.integers(1, min(rows, 7)))
+    spec = data.draw(some.sampled_from([P(), P("data"), P(None, "data")]))
+    params, batch, _ = arrays(backend, rows, spec)
+    run = st.accumulate(st.value_and_grad(loss), n)
+    agree((st.jit(run) if jit else run)(params, batch), st.value_and_grad(loss)(params, batch))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_one_reduction_for_all_parts(backend: str, jit: bool, n: int) -> None:
+    params, batch, size = arrays(backend, 64 * n)
+    run = st.accumulate(st.value_and_grad(loss), n)
+    run = st.jit(run) if jit else run
+    run(params, batch)
+    with st.transfers() as log:
+        run(params, batch)
+    of_values = 2 * (N - 1) * 8
+    assert log.bytes == 2 * (N - 1) * size + of_values * n
+
+
+def test_a_split_gradient_is_reduce_scattered_once() -> None:
+    params, batch, size = arrays("checked", 256)
+    layout = st.NamedSharding(params["w"].sharding.mesh, P("data"))
+    run = st.jit(lambda p, b: st.reshard(st.accumulate(st.grad(loss), 4)(p, b), layout))
+    grads = run(params, batch)
+    with st.transfers() as log:
+        run(params, batch)
+    assert all(g.sharding == layout for g in grads.values())
+    assert log.bytes == (N - 1) * size + 4 * 2 * (N - 1) * 8  # and the loss of each part
+
+
+def test_many_reductions_of_one_program_are_deferred() -> None:
+    params, batch, size = arrays("checked", 64)
+    many = [params] * 9
+
+    def deep(many: Any, batch: Any) -> Any:
+        total = 0
+        for p in many:
+            total = total + loss(p, batch)
+        return total
+
+    run = st.jit(st.accumulate(st.grad(deep), 4))
+    run(many, batch)
+    with st.transfers() as log:
+        run(many, batch)
+    assert log.bytes == 9 * 2 * (N - 1) * (size + 4 * 8)  # and the losses of each part
+
+
+def test_sizes_of_parts_that_differ_make_two_reductions() -> None:
+    params, batch, size = arrays("checked", 64 * 3 + 1)
+    expected = st.grad(loss)(params, batch)
+    with st.transfers() as log:
+        got = st.accumulate(st.grad(loss), 3)(params, batch)
+    agree(got, expected)
+    assert log.bytes == 2 * 2 * (N - 1) * size + 3 * 2 * (N - 1) * 8
+
+
+def test_activations_are_those_of_one_part() -> None:
+    def deep(w: Any, x: Any) -> Any:
+        for _ in range(10):
+            x = st.tanh(x @ w)
+        return x.mean()
+
+    mesh = st.make_mesh((N,), ("data",), devices=st.devices("checked")[:N])
+    w = st.device_put(np.eye(16), st.NamedSharding(mesh, P()))
+    x = st.device_put(np.ones((8 * 1024, 16)), st.NamedSharding(mesh, P("data")))
+    device = mesh.devices.flat[3]
+    peaks = []
+    for n in (1, 8):
+        run = st.accumulate(st.grad(deep), n)
+        run(w, x)
+        st.reset_peak_memory()
+        before = st.memory_info()[device].bytes_in_use
+        run(w, x)
+        peaks.append(st.memory_info()[device].peak_bytes_in_use - before)
+    assert peaks[1] < peaks[0] / 5
+
+
+def test_functions_of_gradients_see_their_sums() -> None:
+    """A function that does more with a gradient than `grad` gets the elements of the whole gradient of its part."""
+    params, batch, _ = arrays("checked", 64)
+
+    def squared(p: Any, b: Any) -> Any:
+        return st.tree.map(lambda g: g * g, st.grad(loss)(p, b))
+
+    expected = mean_of_parts(squared, 4, params, batch)
+    agree(st.accumulate(squared, 4)(params, batch), expected)
+
+
+def test_other_results() -> None:
+    params, batch, _ = arrays("numpy", 10)
+
+    def counted(p: Any, b: Any) -> Any:
+        return loss(p, b), {"rows": b["x"].shape[0], "positive": (b["y"] > 0).sum(), "none": None, "mean": 2.5}
+
+    (_, aux), _ = st.accumulate(st.value_and_grad(counted, has_aux=True), 4)(params, batch)
+    assert aux["rows"] == 10
+    assert int(aux["positive"]) == int((batch["y"] > 0).sum())
+    assert aux["none"] is None
+    assert aux["mean"] == pytest.approx(2.5)
+
+
+def test_batch_argnums_and_other_arguments() -> None:
+    params, batch, _ = arrays("numpy", 12)
+
+    def scaled(b: Any, p: Any, table: Any, *, factor: Any) -> Any:
+        assert table.shape == (WIDTH,)
+        assert factor.shape == (3,)
+        return loss(p, b) * (table * 0).sum() + loss(p, b) * factor.sum()
+
+    gradient = st.grad(scaled, argnums=1)
+    table, factor = np.ones(WIDTH), np.ones(3)
+    got = st.accumulate(gradient, 4, batch_argnums=0)(batch, params, table, factor=factor)
+    agree(got, gradient(batch, params, table, factor=factor))
+
+
+def test_second_derivatives_in_the_function() -> None:
+    params, batch, _ = arrays("checked", 32)
+
+    def curved(p: Any, b: Any) -> Any:
+        return sum((g * g).sum() for g in st.grad(loss)(p, b).values())
+
+    expected = mean_of_parts(st.grad(curved), 2, params, batch)
+    agree(st.accumulate(st.grad(curved), 2)(params, batch), expected)
+
+
+def test_an_error_in_the_function_leaves_no_state() -> None:
+    params, batch, _ = arrays("checked")
+
+    def broken(p: Any, b: Any) -> Any:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        st.accumulate(broken, 2)(params, batch)
+    assert left_sums() is None
+    assert not st.grad(loss)(params, batch)["w"].sharding.spec.unreduced
+
+
+def test_errors() -> None:
+    params, batch, _ = arrays("numpy", 6)
+    gradient = st.grad(loss)
+    for n in (0, -1, 2.0, True, "2"):
+        with pytest.raises(ArgumentTypeError, match=r"accumulate: n is .*; wanted the number of parts"):
+            st.accumulate(gradient, n)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"accumulate: argument 1\['x'\] has 6 rows; wanted one for each of the 7"):
+        st.accumulate(gradient, 7)(params, batch)
+    with pytest.raises(ArgumentError, match=r"argument 1\['y'\] has 5 rows, and argument 1\['x'\] has 6"):
+        st.accumulate(gradient, 2)(params, {"x": batch["x"], "y": batch["y"][:5]})
+    with pytest.raises(ArgumentError, match=r"no argument among \[\] is an array with dimensions"):
+        st.accumulate(gradient, 2)(params)
+    with pytest.raises(ArgumentTypeError, match=r"accumulate: the result\[0\] of the function is a str"):
+        st.accumulate(lambda p, b: ["text"], 2)(params, batch)
+    with pytest.raises(ArgumentTypeError, match="accumulate: fun is an int"):
+        st.accumulate(3, 2)  # type: ignore[arg-type]
