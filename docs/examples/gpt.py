@@ -152,7 +152,8 @@ class Trainer:
         axes = axes_of(args)
         self.mesh = st.make_mesh(tuple(axes.values()), tuple(axes))
         self.rows = st.NamedSharding(self.mesh, P("data"))
-        self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), specs(args))
+        layout = specs(args) if "model" in axes else st.tree.map(lambda spec: P(), specs(args))
+        self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), layout)
         self.step = st.jit(self._step, donate_argnums=(0, 1), executor=args.executor)
         self.evaluate = st.jit(self.loss, executor=args.executor)
         self.logits = st.jit(lambda params, tokens: model(params, tokens, args.heads), executor=args.executor)
@@ -194,8 +195,7 @@ class Trainer:
 
 def axes_of(args):
     """Returns the axes of the mesh and their sizes: data=2,model=4 is {"data": 2, "model": 4}."""
-    given = {name: int(size) for name, size in (axis.split("=") for axis in args.mesh.split(","))}
-    return {"data": 1, "model": 1} | given
+    return {"data": 1} | {name: int(size) for name, size in (axis.split("=") for axis in args.mesh.split(","))}
 
 
 def report(text):
