@@ -175,7 +175,8 @@ class Trainer:
         return cross_entropy(model(params, rows[:, :-1], self.args.heads), rows[:, 1:])
 
     def _step(self, params, state, rows):
-        loss, grads = st.accumulate(st.value_and_grad(self.loss), self.args.accumulate)(params, rows)
+        gradient, parts = st.value_and_grad(self.loss), self.args.accumulate
+        loss, grads = (st.accumulate(gradient, parts) if parts > 1 else gradient)(params, rows)
         if self.layouts:
             grads = st.reshard(grads, self.layouts.grads)
         updates, state = self.optimizer.update(grads, state, params)
@@ -211,10 +212,9 @@ def train(args):
     trainer = Trainer(args, optimizer)
     params, state = trainer.start(init(st.random.key(args.seed), args))
     text, done = docstrings(), 0
-    cut = len(text) * 9 // 10
     windows = np.lib.stride_tricks.sliding_window_view(text, args.context + 1)  # All of them: a view.
-    key, held_out = st.random.key(args.seed + 1), windows[cut :: args.context][: 4 * args.batch]
-    batches = st.data.Batches(windows[: cut - args.context], args.batch, key=key, sharding=trainer.rows)
+    key, held_out = st.random.key(args.seed + 1), windows[len(text) * 9 // 10 :: args.context][: 4 * args.batch]
+    batches = st.data.Batches(windows[: len(text) * 9 // 10 - args.context], args.batch, key=key, sharding=trainer.rows)
     report(f"{sum(x.size for x in st.tree.leaves(params)):,} parameters, {len(text):,} bytes of text, {trainer.mesh}")
     manager = st.checkpoint.Manager(args.folder, keep=2, every=args.every, on_sigterm=True) if args.folder else None
     with batches, manager or contextlib.nullcontext():
