@@ -38,7 +38,9 @@ def _rows(targets: Mapping[str, tuple[Target, ...]]) -> tuple[Row, ...]:
 
 
 ROWS = _rows({"step": (Target(1.0, JAX_8),), "adamw": (Target(1.2, TRAFFIC),), "leaves": (Target(1.2, TRAFFIC),)})
-ONE_ROWS = tuple([row for row in _rows({"step": (Target(1.25, TORCH),), "rest": (Target(1.1, TORCH),)}) if "zero" not in row.name])
+ONE_ROWS = tuple(
+    [row for row in _rows({"step": (Target(1.25, TORCH),), "rest": (Target(1.1, TORCH),)}) if "zero" not in row.name]
+)
 
 
 @dataclass(frozen=True)

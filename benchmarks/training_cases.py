@@ -267,7 +267,9 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 
         params = jax.device_put(parameters(sizes), whole)
         run = jax.jit(step, donate_argnums=(0, 1))
-        return _stepping(run, (params, jax.device_put(initial(params), whole)), jax.device_put(batch(sizes), split), jax.tree.leaves)
+        return _stepping(
+            run, (params, jax.device_put(initial(params), whole)), jax.device_put(batch(sizes), split), jax.tree.leaves
+        )
 
     def optimizing(leaves: int) -> Case:
         # JAX splits arrays only into equal parts.
