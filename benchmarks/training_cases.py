@@ -314,7 +314,7 @@ def torch_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
             value.backward()
             torch.nn.utils.clip_grad_norm_(params.values(), NORM)
             optimizer.step()
-            return float(value) if first and first.pop() else None
+            return float(value.detach()) if first and first.pop() else None
 
         return step
 
