@@ -34,6 +34,7 @@ from shardtensor.interpreters.programs.nan_search import (
     transpose_text,
 )
 from shardtensor.interpreters.recording import RECORDING
+from shardtensor.interpreters.views.views import snapshot
 from shardtensor.places import user_place
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import leaves
@@ -263,7 +264,8 @@ class NaNChecks(Checks):
         if not _is_on():
             return RECORDING.run(program, inputs)
         with _unchecked():
-            values = RECORDING.run(program, inputs)
+            # A run takes the memory of donated inputs, which the search needs.
+            values = RECORDING.run(program, [snapshot(x) for x in inputs])
             if text := found_in_program(program, values, inputs):
                 raise NaNError(text)
         return values

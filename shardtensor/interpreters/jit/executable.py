@@ -38,6 +38,7 @@ from shardtensor.tensor.tensor import (
     mark_array,
     mark_donated,
     tensor,
+    without_elements,
     write_state_of,
 )
 
@@ -120,6 +121,7 @@ class Executable:
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
         self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
+        self._given = frozenset(donated if not self._writes else ())  # With writes, a call may run twice.
         self._one = len(outputs) == 1 and tree is None
         held = [o.value for o in outputs if o.value is not None]
         self._copied = {v.number for v in held if v in sources}
@@ -173,7 +175,10 @@ class Executable:
         try:
             while True:
                 versions = [write_state_of(_base(sources[k])).version for k, _ in self._writes]
-                inputs = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
+                inputs = [
+                    _snapshot(x) if type(x) is ShardedTensor and k not in self._given else x
+                    for k, x in enumerate(sources)
+                ]
                 values = outermost().run(self, inputs)
                 if not self._writes or self._commit(sources, values, versions):
                     break
@@ -186,7 +191,7 @@ class Executable:
             note(f"jit({self._described}, {', '.join(identities)})")
             identify(result, "jit", (), since)
         for k in self.donated:
-            if type(units[k]) is ShardedTensor:
+            if type(units[k]) is ShardedTensor and not units[k].is_donated:
                 mark_donated(units[k], "jit")
         return result
 
@@ -233,8 +238,15 @@ class Executable:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def execute(self, inputs: Sequence[Any]) -> Values:
-        """Runs the steps of a call, and returns the values by number."""
+    def execute(self, inputs: list[Any]) -> Values:
+        """Runs the steps of a call, and returns the values by number.
+
+        Donated inputs give their memory to the values, of which the last step that reads it frees it.
+        """
+        for k in self._given:
+            if type(x := inputs[k]) is ShardedTensor:
+                inputs[k] = _snapshot(x)
+                mark_donated(x, "jit")
         return self._walk(self._nodes, self._steps, self._size, inputs)
 
     def infer(self, inputs: Sequence[Any]) -> None:
@@ -242,11 +254,15 @@ class Executable:
         known: dict[int, ShardedTensor] = {}
         self._walk(*self._inference, [stand_in(x, known) for x in inputs])
 
-    def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, inputs: Sequence[Any]) -> Values:
+    def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, inputs: list[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""
         values: Values = [None] * size
         for number, x in zip(self._numbers, inputs, strict=True):
             values[number] = x
+        for k in self._given:
+            if type(x := inputs[k]) is ShardedTensor:
+                inputs[k] = without_elements(x._aval)  # Only the values may hold it.
+        x = None
         done = 0
         try:
             for step in steps:

@@ -487,8 +487,8 @@ def jit(
         out_shardings: likewise for the result.
         static_argnums, static_argnames: the arguments that are static, although they are numbers or arrays; they must
             be hashable.
-        donate_argnums, donate_argnames: the arguments whose memory is given away: using them after the call raises
-            DonatedError.
+        donate_argnums, donate_argnames: the arguments whose memory is given away, also if the program then raises an
+            error: using them after the call raises DonatedError.
         executor: what computes chains of elementwise functions, and reductions of rows: ``"numpy"``, NumPy's functions
             block by block (on other backends operators one by one), with the bits of eager mode; ``"c"``, compiled C
             (on GPUs CUDA), within a few ulp for functions such as `exp`, and without floating-point warnings; None, on

@@ -407,6 +407,31 @@ def test_donated_arguments(backend: str) -> None:
         f(y, y)
 
 
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_memory_of_donated_arguments_is_free_after_the_last_step_that_reads_it(donated: tuple[int, ...]) -> None:
+    size, count = 1 << 12, 10
+    layout = st.NamedSharding(st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]), st.P())
+    device = layout.mesh.devices.flat[1]
+    f = st.jit(lambda xs: [st.sort(x) for x in xs], donate_argnums=donated)
+    for _ in range(2):  # The first call traces.
+        xs = [st.ones(size, device=layout) for _ in range(count)]
+        st.reset_peak_memory()
+        before = st.memory_info()[device].bytes_in_use
+        ys = f(xs)
+        grown = st.memory_info()[device].peak_bytes_in_use - before
+        del xs, ys
+    assert (grown < 4 * 8 * size) == bool(donated)
+
+
+def test_after_an_error_donated_arguments_are_gone(backend: str) -> None:
+    f = st.jit(lambda x: 1 / x, donate_argnums=0, executor="numpy")
+    x = split(backend) * 0
+    with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+        f(x)
+    with pytest.raises(st.DonatedError):
+        x + 1
+
+
 @everywhere
 def test_shardings(backend: str) -> None:
     mesh = mesh_of((2, 2), backend)
