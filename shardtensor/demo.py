@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple, TypeAlias
@@ -37,8 +37,6 @@ Array: TypeAlias = Any
 """A host array, a shard or a tensor: the functions below accept all of them."""
 Weights: TypeAlias = tuple[Array, ...]
 """The weight matrix and bias of the hidden layer, then those of the output layer."""
-Gradients: TypeAlias = Callable[[Weights], Sequence[Array]]
-"""A function that returns the loss and its gradients for given weights, summed over all training rows."""
 
 
 @dataclass(frozen=True)
@@ -257,29 +255,41 @@ def initial_weights() -> Weights:
     )
 
 
-def descend(weights: Weights, gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
-    """Minimizes the mean loss of ``count`` rows by gradient descent with momentum; returns the weights and losses."""
-    losses = []
-    speeds: Sequence[Array] = [0.0] * len(weights)
+def train(rows: Array, targets: Array, weights: Weights, steps: Iterable[int]) -> tuple[Weights, list[float]]:
+    """Minimizes the mean loss by gradient descent with momentum; returns the weights and the losses."""
+    optimizer = st.optim.sgd(RATE / len(rows), momentum=MOMENTUM)
+    state, losses = optimizer.init(weights), []
     for _ in steps:
-        loss, *sums = gradients_at(weights)
-        losses.append(float(loss) / count)
-        speeds = [MOMENTUM * speed - RATE / count * total for speed, total in zip(speeds, sums, strict=True)]
-        weights = tuple(weight + speed for weight, speed in zip(weights, speeds, strict=True))
+        loss, *sums = sharded_gradients(rows, targets, weights)
+        updates, state = optimizer.update(tuple(sums), state)
+        weights = st.optim.apply_updates(weights, updates)
+        losses.append(float(loss) / len(rows))
     return weights, losses
 
 
-def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights, dict[str, bool]]:
+def train_in_numpy(rows: Array, targets: Array, weights: Weights, steps: Iterable[int]) -> tuple[Weights, list[float]]:
+    """Computes what `train` computes, in plain NumPy: gradients and steps are written by hand, as the check."""
+    speeds: Sequence[Array] = [0.0] * len(weights)
+    losses = []
+    for _ in steps:
+        loss, *sums = gradients(rows, targets, weights)
+        speeds = [MOMENTUM * speed - RATE / len(rows) * total for speed, total in zip(speeds, sums, strict=True)]
+        weights = tuple(weight + speed for weight, speed in zip(weights, speeds, strict=True))
+        losses.append(float(loss) / len(rows))
+    return weights, losses
+
+
+def show_training(learned: Digits, steps: int, console: Console) -> tuple[Weights, dict[str, bool]]:
     """Trains the network on all devices and with plain NumPy, and compares the results.
 
     There is one bar without times for both: the network is too small for a comparison of speed.
     """
-    console.rule("Training: value_and_grad")
-    rows, targets = st.asarray(train.rows), st.asarray(train.targets)
+    console.rule("Training: value_and_grad and optim.sgd")
+    rows, targets = st.asarray(learned.rows), st.asarray(learned.targets)
     mesh, start = rows.sharding.mesh, initial_weights()
     console.print(
         f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(mesh.size, 'device')}, and again in plain "
-        "NumPy, with a handwritten gradient, to check each loss and weight"
+        "NumPy, with handwritten gradients and steps, to check each loss and weight"
     )
     with Progress(TextColumn("training and check"), BarColumn(), TaskProgressColumn(), console=console) as progress:
         task = progress.add_task("training", total=2 * steps)
@@ -289,12 +299,9 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
                 yield step
                 progress.advance(task)
 
-        count = len(train.rows)
         replicated = st.device_put(start, st.NamedSharding(mesh, st.P()))
-        weights, losses = descend(replicated, lambda w: sharded_gradients(rows, targets, w), count, steps_shown())
-        plain_weights, plain_losses = descend(
-            start, lambda w: gradients(train.rows, train.targets, w), count, steps_shown()
-        )
+        weights, losses = train(rows, targets, replicated, steps_shown())
+        plain_weights, plain_losses = train_in_numpy(learned.rows, learned.targets, start, steps_shown())
     console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {counted(steps, 'step')}")
     return weights, {
         "training losses": close(losses, plain_losses),

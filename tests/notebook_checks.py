@@ -109,11 +109,14 @@ assert printed.count("True") == len(runs)
 assert accuracy > 0.9
 """,
         "cell-29": r"""
-for count, (state, _, log) in runs.items():
-    kept = [held(state, k) for k in range(count)]
-    assert kept == [3 * 8 * (total // count + (k < total % count)) for k in range(count)]  # the split rule
-    for name in ("all_gather", "psum_scatter"):
-        assert sum(r.bytes for r in log if r.operator == name) == (count - 1) * 8 * total
+shapes = {"w1": (64, 32), "b1": (32, 1), "w2": (32, 10), "b2": (10, 1)}
+for count, (params, state, _, log) in runs.items():
+    kept = [sum((n // count + (k < n % count)) * m for n, m in shapes.values()) for k in range(count)]  # the split rule
+    assert [held(k, params, state) for k in range(count)] == [3 * 8 * size for size in kept]
+    assert sent(log, "reshard") == (count - 1) * 8 * total
+    assert sent(log, "contract", "sum") == (count - 1) * 8 * (total + 2)  # the gradients, and the sum of the loss
+    assert sent(log) + sent(log, "reshard", "contract", "sum", "grad") == log.bytes
+    assert sent(log, "grad") == (count - 1) * 8 * 320
 """,
         "cell-31": r"""
 assert printed.count("True") == len(torch_devices)

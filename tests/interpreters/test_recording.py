@@ -299,7 +299,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None  # One cell maps a fun
     ("name", "traced", "unseen"),
     [
         ("01_sharding", 6, []), ("02_writing", 0, []), ("03_parallel_tutorial", 6, []),
-        pytest.param("04_training", 5 + HAS_TORCH, ["by_library"] * HAS_TORCH, marks=pytest.mark.full),
+        pytest.param("04_training", 4 + HAS_TORCH, ["by_library"] * HAS_TORCH, marks=pytest.mark.full),
         pytest.param("05_patterns", 6, [], marks=pytest.mark.full),
     ],
 )  # fmt: skip
