@@ -26,7 +26,7 @@ from shardtensor.optim.parameter_trees import (
 )
 from shardtensor.optim.transformations import GradientTransformation
 from shardtensor.tensor import pytree
-from shardtensor.tensor.operands import dtype_of, is_data
+from shardtensor.tensor.operands import dtype_of, is_data, sharded_dtype
 from shardtensor.tensor.tensor import ShardedTensor
 
 
@@ -86,10 +86,10 @@ def _float_dtype(name: str, dtype: npt.DTypeLike | None) -> np.dtype[Any] | None
     if dtype is None and name != "compute":
         return None
     try:
-        found = dtype_of(np.empty(0, dtype))
-    except TypeError:
+        found = None if dtype is None else sharded_dtype(dtype)
+    except ArgumentTypeError:
         found = None
-    if dtype is None or found is None or not isdtype(found, "real floating"):
+    if found is None or not isdtype(found, "real floating"):
         raise ArgumentTypeError(
             f"mixed_precision: {name} is {dtype!r}; wanted a dtype of floating-point numbers, such as 'bfloat16'"
         )

@@ -11,6 +11,7 @@ import shardtensor as st
 from shardtensor import P
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from tests.optim.steps import layouts
+from tests.scripts import new_process, output_of
 
 
 def arrays(sharding: Any) -> tuple[Any, Any]:
@@ -55,6 +56,11 @@ def test_params_of_another_dtype_are_an_error() -> None:
         loss({"w": [st.ones(3, dtype="float64")]}, st.ones(3))
     free = st.mixed_precision("float16", params=None, output=None)(lambda w: w.sum())
     assert free(st.ones(3)).dtype == np.float16
+
+
+def test_the_default_needs_no_import_of_ml_dtypes() -> None:
+    text = "import shardtensor as st; st.mixed_precision(params=None)(lambda w: print(w.dtype))(st.ones(3))"
+    assert output_of(new_process("-c", text)).strip() == "bfloat16"
 
 
 def test_wrong_dtypes_and_functions() -> None:
