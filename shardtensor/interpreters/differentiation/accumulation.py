@@ -13,6 +13,7 @@ from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.grad import argument_numbers, check_function
 from shardtensor.interpreters.differentiation.left_sums import LeftSums, added_up, leaving_sums
+from shardtensor.interpreters.programs.trace import adding_gradients
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
@@ -109,7 +110,8 @@ def _rows(args: Sequence[Any], numbers: Sequence[int], n: int) -> int:
         )
     if known[1] < n:
         raise ArgumentError(
-            f"accumulate: {known[0]} has {counted(known[1], 'row')}; wanted one for each of {counted(n, 'part')} or more"
+            f"accumulate: {known[0]} has {counted(known[1], 'row')}; wanted at least one for each of "
+            f"{counted(n, 'part')}"
         )
     return known[1]
 
@@ -148,7 +150,8 @@ class _Total:
 def _sum_of_trees(x: Any, y: Any) -> Any:
     if form_of(x) != form_of(y):
         raise ArgumentError("accumulate: the results of the function differ in structure from part to part")
-    return replaced(x, [None if a is None else a + b for a, b in zip(leaves(x), leaves(y), strict=True)])
+    with adding_gradients():
+        return replaced(x, [None if a is None else a + b for a, b in zip(leaves(x), leaves(y), strict=True)])
 
 
 def _is_inexact(x: Any) -> bool:

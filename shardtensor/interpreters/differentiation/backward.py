@@ -26,6 +26,7 @@ from shardtensor.functions.derivatives.cotangents import (
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative
 from shardtensor.interpreters.differentiation.left_sums import LeftSums
 from shardtensor.interpreters.execution.plan_cache import planned
+from shardtensor.interpreters.programs.trace import adding_gradients
 from shardtensor.interpreters.views.views import View, aval_of_view
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
@@ -239,14 +240,14 @@ def added(contributions: list[Any], kind: Any) -> Any:
             continue
         axes = g._aval.unreduced if is_unreduced(g) else ()
         g = whole(g, kind) if axes else g
-        groups[axes] = g if axes not in groups else call("add", groups[axes], g)
+        groups[axes] = g if axes not in groups else _sum(groups[axes], g)
     contributions.clear()
     if len(groups) > 1 or parts:
         groups = {axes: reduced_sum(g, kind) for axes, g in groups.items()}
     total = None
     for axes in list(groups):
         g = groups.pop(axes)
-        total = g if total is None else call("add", total, g)
+        total = g if total is None else _sum(total, g)
         del g  # If nothing else holds it, the sum may be written in place.
     if not parts:
         return total
@@ -258,6 +259,13 @@ def added(contributions: list[Any], kind: Any) -> Any:
         op = OPS["subtract" if part.view_spec.part == "imag" else "add"]
         bind_into(target, op, (target, cast_to(part.g, target._aval)), ())
     return total
+
+
+def _sum(x: Any, y: Any) -> Any:
+    if innermost() is None:
+        return call("add", x, y)
+    with adding_gradients():
+        return call("add", x, y)
 
 
 def window(base: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:

@@ -80,6 +80,7 @@ class Equation:
             Their operands may be values of this program.
         source: file and line of the call.
         ignored: the floating-point errors that the function ignores there, as items of the arguments of `np.errstate`.
+        adds_gradients: whether it adds gradients, of which eager mode adds the partial sums before it reduces them.
     """
 
     op: Op
@@ -92,6 +93,7 @@ class Equation:
     programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
     source: str = ""
     ignored: tuple[tuple[str, Any], ...] = ()
+    adds_gradients: bool = False
 
     def reads(self) -> list[Var]:
         """Returns the values that it reads, those that programs of a map take from outside included, each once."""

@@ -12,6 +12,7 @@ import functools
 import itertools
 import operator as python
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy as np
@@ -220,6 +221,19 @@ def _needs_elements(what: str, caller: str) -> str:
     )
 
 
+_adding: ContextVar[bool] = ContextVar("shardtensor_adding_gradients", default=False)
+
+
+@contextlib.contextmanager
+def adding_gradients() -> Iterator[None]:
+    """Declares that the calls in the context add gradients; see `Equation`."""
+    token = _adding.set(True)
+    try:
+        yield
+    finally:
+        _adding.reset(token)
+
+
 class Tracer(CallInterpreter):
     """Records the operators that are called, and infers their results.
 
@@ -413,6 +427,7 @@ class Tracer(CallInterpreter):
             equation.source = f"{step.line or equation.source}, in the backward pass of {step.op.error_name}"
         errors, outside = dict(np.geterr()), self.trace.errors
         equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
+        equation.adds_gradients = _adding.get()
         self.equations.append(equation)
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:

@@ -146,3 +146,22 @@ def test_any_sums(examples: int, backend: str) -> None:
         check_messages(lambda x, y: [FUNCTIONS[name](x, y) for name in names], x, y)
 
     run()
+
+
+def test_axes_of_one_device_do_not_keep_sums_apart() -> None:
+    mesh = st.make_mesh((4, 1), ("data", "model"), devices=st.devices("checked")[:4])
+
+    def put(shape: tuple[int, ...], *parts: Any) -> Any:
+        return st.device_put(np.arange(float(np.prod(shape))).reshape(shape), st.NamedSharding(mesh, P(*parts)))
+
+    params = {"columns": put((3, 5), None, "model"), "rows": put((5, 3), "model"), "shift": put((3,))}
+    x = put((8, 3), "data")
+    gradient = st.grad(lambda p, x: ((x @ p["columns"]) @ p["rows"] + p["shift"]).sum())
+    run = st.jit(gradient)
+    run(params, x)
+    with st.transfers() as log:
+        grads = run(params, x)
+    assert messages(log) == ROUND
+    for name, g in gradient(params, x).items():
+        assert grads[name].sharding == g.sharding == params[name].sharding
+        np.testing.assert_array_equal(grads[name], g)

@@ -47,7 +47,8 @@ def _common_sum(tensors: Sequence[ShardedTensor]) -> tuple[ShardedTensor, ...]:
     partials = [call("partial_sums", x) for x in tensors]
     ends = list(itertools.accumulate([x.size for x in tensors], initial=0))
     first = partials[0]._aval
-    value = aval((first.shape[0], ends[-1]), first.dtype, first.sharding, first.committed)
+    sharding = first.sharding.with_spec(P(*first.sharding.spec.chains[:1]))  # Others are axes with one device.
+    value = aval((first.shape[0], ends[-1]), first.dtype, sharding, first.committed)
     if lacks_elements(partials[0]):
         joined = without_elements(value)
     else:
@@ -121,7 +122,8 @@ class _Sum:
         """What sums in one message have in common."""
         value = self.partials.kind
         assert isinstance(value, Aval)
-        return value.sharding, value.dtype
+        sharding = value.sharding
+        return sharding.mesh, sharding.memory_kind, sharding.spec.unreduced, value.dtype
 
     def before(self) -> Sequence[Equation]:
         """Returns the equation that leaves the partial sums, if the program has none; it may be missing."""
@@ -154,7 +156,7 @@ def _sum_of(equation: Equation, number: int) -> _Sum | None:
     if type(v) is not Var or not isinstance(v.kind, Aval) or not 0 < v.kind.nbytes < _LARGE_BYTES:
         return None
     kind = v.kind
-    if any(kind.sharding.spec.chains) or kind.dtype.kind not in "iufc":
+    if not kind.sharding.is_fully_replicated or kind.dtype.kind not in "iufc":
         return None
     if equation.op.name == "transfer_to" and type(x) is Var and isinstance(x.kind, Aval) and x.kind.unreduced:
         return _Sum(equation, x, v) if reduced(x.kind) == kind else None
@@ -166,7 +168,7 @@ def _sum_of(equation: Equation, number: int) -> _Sum | None:
     axes = partial_axes(reduction)
     if not axes:
         return None
-    sharding = kind.sharding.with_spec(P(unreduced=frozenset(axes)))
+    sharding = kind.sharding.with_spec(P(*kind.sharding.spec.chains, unreduced=frozenset(axes)))
     partials = Var(number, aval(kind.shape, kind.dtype, sharding, kind.committed))
     return _Sum(equation, partials, total, reduction, after)
 

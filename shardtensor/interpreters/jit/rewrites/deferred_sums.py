@@ -141,7 +141,7 @@ class _Deferral:
         """
         if equation.writes or equation.programs or type(equation.results) is not Var:
             return None
-        if self._exact and "exact" not in equation.op.tags:
+        if self._exact and "exact" not in equation.op.tags and not equation.adds_gradients:
             return None
         taken = {v: u for v, u in self._unreduced.items() if v not in self._narrow}
         if any(v in self._narrow for v in equation.reads()):
