@@ -92,6 +92,26 @@ def test_a_split_gradient_is_reduce_scattered_once() -> None:
     assert log.bytes == (N - 1) * size + 4 * 2 * (N - 1) * 8  # and the loss of each part
 
 
+@pytest.mark.parametrize("executor", ["numpy", "c"])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_one_reduction_for_an_optimizer_that_takes_a_gradient_several_times(executor: str, clipped: bool) -> None:
+    params, batch, size = arrays("checked", 256)
+    optimizer = st.optim.lion(1e-2)
+    if clipped:
+        optimizer = st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adamw(1e-2))
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        grads = st.accumulate(st.grad(loss), 4)(params, batch)
+        updates, state = optimizer.update(grads, state, params)
+        return st.optim.apply_updates(params, updates), state
+
+    run, state = st.jit(step, executor=executor), optimizer.init(params)
+    run(params, state, batch)
+    with st.transfers() as log:
+        run(params, state, batch)
+    assert log.bytes == 2 * (N - 1) * size + 4 * 2 * (N - 1) * 8  # and the loss of each part
+
+
 def test_many_reductions_of_one_program_are_deferred() -> None:
     params, batch, size = arrays("checked", 64)
     many = [params] * 9

@@ -5,7 +5,9 @@ stays unreduced through linear operators (see `shardtensor.interpreters.executio
 needs its elements. There it is added: into the layout to which all equations that need it would transfer it, by a
 reduce-scatter, or, if there is no such layout, as in eager mode. Sums of several products are added once in this way.
 
-The reductions whose partial sums meet are one decision: they are deferred if that moves fewer bytes.
+The reductions whose partial sums meet are one decision: they are deferred if that moves fewer bytes. A value that
+several equations take, such as a gradient, would be added once for each of them if it stayed unreduced: it is added
+before them if that moves fewer bytes.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     if not chosen:
         return program
     deferral = first if len(chosen) == len(candidates) else _Deferral(program, chosen, count, exact)
+    if deferral.divides:  # Each of the equations that take such a value may lead to a sum of its own.
+        once = _Deferral(program, chosen, count, exact, once=True)
+        deferral = min(deferral, once, key=lambda one: bytes_of(one.equations))
     return dataclasses.replace(program, equations=deferral.equations)
 
 
@@ -68,12 +73,24 @@ def without_addition(equation: Equation, axes: Sequence[str], number: int) -> Eq
 class _Deferral:
     """A program in which the sums of some reductions are deferred.
 
+    Args:
+        program: the program.
+        deferred: the reductions, as numbers of equations.
+        count: the number of the next value.
+        exact: whether sums stay unreduced only through operators that do not change bits.
+        once: whether values that several equations take are added before these.
+
     Attributes:
         equations: the equations.
+        divides: whether several equations take a value that is unreduced.
     """
 
-    def __init__(self, program: Program, deferred: Sequence[int], count: int, exact: bool) -> None:
+    def __init__(
+        self, program: Program, deferred: Sequence[int], count: int, exact: bool, once: bool = False
+    ) -> None:  # fmt: skip
         self.equations: list[Equation] = []
+        self.divides = False
+        self._once = once
         self._count = count
         self._exact = exact
         self._unreduced: dict[Var, Var] = {}  # by the value of the program that is their sum
@@ -124,6 +141,7 @@ class _Deferral:
         linear = self._linear(equation)
         if linear is not None:
             value, v = linear.results.kind, equation.results
+            self.divides = self.divides or any(map(self._divides, sums))
             if value.unreduced:
                 self._unreduced[v], self._bits[v] = self._new(value), bits
                 linear.results = self._unreduced[v]
@@ -144,7 +162,7 @@ class _Deferral:
         if self._exact and "exact" not in equation.op.tags and not equation.adds_gradients:
             return None
         taken = {v: u for v, u in self._unreduced.items() if v not in self._narrow}
-        if any(v in self._narrow for v in equation.reads()):
+        if any(v in self._narrow or (self._once and self._divides(v)) for v in equation.reads()):
             return None
         changed = with_operands(equation, taken)
         if equation.into is not None:
@@ -157,6 +175,10 @@ class _Deferral:
         if result is None or not (result.unreduced or moved):
             return None
         return dataclasses.replace(changed, results=Var(-1, result) if result.unreduced else equation.results)
+
+    def _divides(self, v: Var) -> bool:
+        """Returns whether several equations take a value that is unreduced."""
+        return v in self._unreduced and len(self._users[v]) + (v in self._outputs) > 1
 
     def _addition(self, v: Var) -> Equation:
         """Returns the equation that adds partial sums."""
