@@ -173,9 +173,8 @@ def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
         optimizer = st.optim.chain(st.optim.clip_by_global_norm(NORM), st.optim.adamw(RATE, weight_decay=DECAY))
         params = st.tree.map(lambda a: st.device_put(a, whole), parameters(sizes))
         layouts = st.optim.zero(params, level=level) if level else None
-        state = optimizer.init(params)
-        if layouts is not None:
-            params, state = st.reshard(params, layouts.params), st.reshard(state, layouts.state(state))
+        state = optimizer.init(params if layouts is None else st.reshard(params, layouts.state))
+        params = params if layouts is None else st.reshard(params, layouts.params)
         tokens = st.device_put(batch(sizes), split)
 
         def step(params: Any, state: Any, tokens: Any) -> Any:

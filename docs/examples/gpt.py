@@ -161,12 +161,10 @@ class Trainer:
     def start(self, params):
         """Returns the parameters and the first state of the optimizer in their layouts."""
         params = st.reshard(params, self.whole)
-        state = self.optimizer.init(params)
         self.layouts = st.optim.zero(params, axis="data", level=self.args.zero) if self.args.zero else None
-        if self.layouts:
-            state = st.reshard(state, self.layouts.state(state))
-            params = st.reshard(params, self.layouts.params)
-        return params, state
+        if not self.layouts:
+            return params, self.optimizer.init(params)
+        return st.reshard(params, self.layouts.params), self.optimizer.init(st.reshard(params, self.layouts.state))
 
     def loss(self, params, rows):
         """Returns the mean cross entropy of each token of rows (batch, context + 1) after the first ones."""

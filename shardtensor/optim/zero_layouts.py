@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +20,13 @@ class ZeroShardings(NamedTuple):
     Attributes:
         params: the shardings of the parameters, a tree like them.
         grads: those of their gradients, likewise.
-        state: ``state(tree)`` returns the shardings of a state of an optimizer, a tree like it. A tensor that belongs
-            to a parameter, which its path and its shape show, is split; others keep their layouts.
+        state: those of their moments, likewise: ``init`` of an optimizer makes a state in the layouts of the parameters
+            that it gets, so that ``optimizer.init(st.reshard(params, layouts.state))`` is one that no device has whole.
     """
 
     params: Any
     grads: Any
-    state: Callable[[Any], Any]
+    state: Any
 
 
 def zero(params: Any, axis: str | Sequence[str] = "data", level: int = 1) -> ZeroShardings:
@@ -66,8 +65,7 @@ def zero(params: Any, axis: str | Sequence[str] = "data", level: int = 1) -> Zer
     >>> layouts = st.optim.zero(params, level=2)
     >>> layouts.params["w"].spec, layouts.grads["w"].spec
     (P(), P('data'))
-    >>> state = st.optim.adamw(1e-3).init(params)
-    >>> state = st.reshard(state, layouts.state(state))
+    >>> state = st.optim.adamw(1e-3).init(st.reshard(params, layouts.state))
     >>> state[0].mu["w"].sharding.spec, state[0].count.sharding.spec
     (P('data'), P())
     """
@@ -82,14 +80,7 @@ def zero(params: Any, axis: str | Sequence[str] = "data", level: int = 1) -> Zer
     split = [None if x is None else _split(x, axes) for x in leaves]
     given = pytree.map_leaves(lambda x: None if x is None else x.sharding, params)
     divided = pytree.replaced(params, split)
-    by_path = {
-        path: (x.shape, layout) for path, x, layout in zip(paths, leaves, split, strict=True) if layout is not None
-    }
-    return ZeroShardings(
-        params=divided if level == 3 else given,
-        grads=given if level == 1 else divided,
-        state=functools.partial(_state_layouts, by_path),
-    )
+    return ZeroShardings(params=divided if level == 3 else given, grads=given if level == 1 else divided, state=divided)
 
 
 def _check(name: str, x: Any, axes: Sequence[str]) -> None:
@@ -119,14 +110,3 @@ def _split(x: Any, axes: Sequence[str]) -> NamedSharding:
     longest = lengths.index(max(lengths))
     chains[longest] = (*chains[longest], *new)
     return sharding.with_spec(P(*chains, unreduced=spec.unreduced))
-
-
-def _state_layouts(by_path: Mapping[str, tuple[tuple[int, ...], NamedSharding]], state: Any) -> Any:
-    """Returns the layouts of a state; see `ZeroShardings.state`."""
-
-    def layout(path: str, x: Any) -> Any:
-        owners = [p for p, (shape, _) in by_path.items() if path.endswith(p) and getattr(x, "shape", None) == shape]
-        # A path may end like those of several parameters: ['a']['w'] like ['w'], too.
-        return by_path[max(owners, key=len)][1] if owners else getattr(x, "sharding", None)
-
-    return pytree.replaced(state, map(layout, pytree.paths(state), pytree.leaves(state)))

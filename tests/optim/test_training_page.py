@@ -86,9 +86,9 @@ def test_bytes_and_memory_of_tensor_parallelism(n: int) -> None:
     for level, (held, sent) in expected.items():
         before = st.memory_info(device).bytes_in_use
         params = st.device_put(arrays, layout)
-        layouts, state = st.optim.zero(params, level=level) if level else None, optimizer.init(params)
-        if layouts is not None:
-            params, state = st.reshard(params, layouts.params), st.reshard(state, layouts.state(state))
+        layouts = st.optim.zero(params, level=level) if level else None
+        state = optimizer.init(params if layouts is None else st.reshard(params, layouts.state))
+        params = params if layouts is None else st.reshard(params, layouts.params)
 
         def step(params: Any, state: Any, x: Any, layouts: Any = layouts) -> Any:
             grads = st.grad(lambda params: loss(st.reshard(params, layout), x))(params)
