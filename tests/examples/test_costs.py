@@ -145,6 +145,7 @@ def peaks(run: Run) -> tuple[int, int]:
     return held, st.memory_info(device).peak_bytes_in_use or 0
 
 
+@pytest.mark.full
 def test_memory_at_zero_3_is_that_of_parts_of_the_parameters() -> None:
     n, size = 8, {"width": 96, "layers": 12, "context": 2}
     run = run_of("--mesh", f"data={n}", "--zero", "3", **size)
