@@ -157,7 +157,7 @@ class Trainer:
         layout = specs(args) if "model" in axes else st.tree.map(lambda spec: P(), specs(args))
         self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), layout)
         self.model = lambda params, tokens: model(params, tokens, args.heads, self.whole)
-        self.loss = st.mixed_precision(args.compute or args.dtype, args.dtype, args.dtype)(self.loss)
+        self.loss = st.mixed_precision(getattr(st, args.compute or args.dtype), args.dtype, args.dtype)(self.loss)
         self.step = st.jit(self._step, donate_argnums=(0, 1), executor=args.executor)
         self.evaluate = st.jit(self.loss, executor=args.executor)
         self.logits = st.jit(self.model, executor=args.executor)

@@ -155,3 +155,12 @@ def test_memory_at_zero_3_is_that_of_parts_of_the_parameters() -> None:
     del run
     activations = peaks(run_of("--mesh", f"data={n}", "--zero", "3", batch=16, **size))[1] - peak  # of 8 examples
     assert peak - activations <= 1.15 * STEP * count / n
+
+
+def test_the_loss_is_computed_in_another_dtype() -> None:
+    layout = "--mesh", "data=8", "--zero", "3"
+    wide, narrow = run_of(*layout), run_of(*layout, "--compute", "bfloat16")
+    assert {x.dtype for x in st.tree.leaves(narrow.params)} == {np.dtype("float32")}
+    losses = [float(run.trainer.evaluate(run.params, run.rows)) for run in (wide, narrow)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1] != losses[0]
