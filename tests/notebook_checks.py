@@ -153,4 +153,21 @@ assert table.max(axis=1).sum() / len(digits.labels) > 0.75
 assert "True" in printed
 """,
     },
+    "06_gpt": {
+        "cell-9": r"""
+assert "True" in printed
+assert all(found[-1] < found[0] - 0.5 for found in losses.values())
+""",
+        "cell-11": r"""
+assert printed.count("True") == 3
+""",
+        "cell-13": r"""
+assert "goes on after step 40" in printed
+assert "the same bits: True" in printed
+assert float(printed.split()[-1]) < 1.8
+""",
+        "cell-15": r"""
+assert printed.startswith("Beautiful is better ")
+""",
+    },
 }

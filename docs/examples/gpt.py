@@ -39,6 +39,7 @@ def arguments(given=None):
     parser.add_argument("--batch", type=int, default=32, help="examples of a step")
     parser.add_argument("--accumulate", type=int, default=1, help="parts in which a step computes its gradient")
     parser.add_argument("--dtype", default="float32", help="dtype of parameters")
+    parser.add_argument("--compute", help="dtype of the computation, such as bfloat16; by default that of parameters")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=1e-3, help="the greatest learning rate")
     parser.add_argument("--evaluate", type=int, default=100, help="steps between two evaluations")
@@ -71,10 +72,8 @@ def init(key, args):
             "down": weight(4 * width, width, scale=last),
         }  # fmt: skip
 
-    return {
-        "tokens": weight(args.vocabulary, width), "positions": weight(args.context, width),
-        "blocks": [block() for _ in range(args.layers)], "norm": norm(), "logits": weight(width, args.vocabulary),
-    }  # fmt: skip
+    ends = {"tokens": weight(args.vocabulary, width), "positions": weight(args.context, width), "norm": norm()}
+    return {**ends, "logits": weight(width, args.vocabulary), "blocks": [block() for _ in range(args.layers)]}
 
 
 def specs(args):
@@ -114,13 +113,16 @@ def gelu(x):
     return 0.5 * x * (1 + st.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-def model(params, tokens, heads):
+def model(params, tokens, heads, whole):
     """Returns the logits (batch, length, vocabulary) of the tokens that follow tokens (batch, length)."""
-    x = st.take(params["tokens"], tokens, axis=0) + params["positions"][: tokens.shape[1]]
-    for block in params["blocks"]:
+    x = st.take(st.reshard(params["tokens"], whole["tokens"]), tokens, axis=0)
+    x = x + st.reshard(params["positions"], whole["positions"])[: tokens.shape[1]]
+    for block, layouts in zip(params["blocks"], whole["blocks"], strict=True):
+        block = st.reshard(block, layouts)  # At ZeRO 3, a block is whole only while it is used.
         x = x + attention(normalize(x, block["norm1"]), block, heads)
         x = x + gelu(normalize(x, block["norm2"]) @ block["up"]) @ block["down"]
-    return normalize(x, params["norm"]) @ params["logits"]
+    norm, logits = (st.reshard(params[name], whole[name]) for name in ("norm", "logits"))
+    return normalize(x, norm) @ logits
 
 
 def cross_entropy(logits, targets):
@@ -147,16 +149,18 @@ def docstrings():
 class Trainer:
     """The layouts of a run, and its compiled functions."""
 
-    def __init__(self, args, optimizer):
+    def __init__(self, args, optimizer, mesh=None):
         self.args, self.optimizer = args, optimizer
         axes = axes_of(args)
-        self.mesh = st.make_mesh(tuple(axes.values()), tuple(axes))
+        self.mesh = mesh or st.make_mesh(tuple(axes.values()), tuple(axes))
         self.rows = st.NamedSharding(self.mesh, P("data"))
         layout = specs(args) if "model" in axes else st.tree.map(lambda spec: P(), specs(args))
         self.whole = st.tree.map(lambda spec: st.NamedSharding(self.mesh, spec), layout)
+        self.model = lambda params, tokens: model(params, tokens, args.heads, self.whole)
+        self.loss = st.mixed_precision(args.compute or args.dtype, args.dtype, args.dtype)(self.loss)
         self.step = st.jit(self._step, donate_argnums=(0, 1), executor=args.executor)
         self.evaluate = st.jit(self.loss, executor=args.executor)
-        self.logits = st.jit(lambda params, tokens: model(params, tokens, args.heads), executor=args.executor)
+        self.logits = st.jit(self.model, executor=args.executor)
 
     def start(self, params):
         """Returns the parameters and the first state of the optimizer in their layouts."""
@@ -168,9 +172,7 @@ class Trainer:
 
     def loss(self, params, rows):
         """Returns the mean cross entropy of each token of rows (batch, context + 1) after the first ones."""
-        if self.args.zero == 3:
-            params = st.reshard(params, self.whole)  # The gradient gathers them once more instead of saving them.
-        return cross_entropy(model(params, rows[:, :-1], self.args.heads), rows[:, 1:])
+        return cross_entropy(self.model(params, rows[:, :-1]).astype(self.args.dtype), rows[:, 1:])
 
     def _step(self, params, state, rows):
         gradient, parts = st.value_and_grad(self.loss), self.args.accumulate
@@ -231,8 +233,7 @@ def train(args):
                 seconds = (time.perf_counter() - begin) / (step - done)
                 report(f"step {step}: loss {float(loss):.4f}, held-out text {value:.4f}, {seconds:.3f} s per step")
     if args.sample:
-        whole = st.reshard(params, trainer.whole)
-        report(trainer.sample(whole, st.random.key(args.seed + 2), "Return the "))
+        report(trainer.sample(st.reshard(params, trainer.whole), st.random.key(args.seed + 2), "Return the "))
 
 
 def main(given=None):

@@ -18,7 +18,8 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 @pytest.mark.parametrize("backend", ["checked", *SLOW], indirect=True)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name == "04_training" else name for name in CHECKS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.full) if name in ("04_training", "06_gpt") else name for name in CHECKS],
 )
 def test_notebook_on(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "default_backend", lambda: registry.load(backend))

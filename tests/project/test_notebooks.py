@@ -43,5 +43,5 @@ def test_notebooks() -> None:
 
 def test_notebooks_exist() -> None:
     assert [p.stem for p in NOTEBOOKS] == [
-        "01_sharding", "02_writing", "03_parallel_tutorial", "04_training", "05_patterns",
+        "01_sharding", "02_writing", "03_parallel_tutorial", "04_training", "05_patterns", "06_gpt",
     ]  # fmt: skip
