@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.communication.between_processes.processes import note_error
-from shardtensor.core import call
+from shardtensor.core import call, hinted
 from shardtensor.data.order import shuffled
 from shardtensor.data.reader import Reader
 from shardtensor.data.sources import Numbers, Source, TensorRows, is_run, sources_of
@@ -205,6 +205,7 @@ class Batches:
     (1, 2) [4]
     """
 
+    @hinted
     def __init__(
         self, source: Any, batch: int, *, key: Key | None = None, shuffle: bool = True, epochs: int | None = None,
         drop_last: bool = False, sharding: Any = None, prefetch: int = 2,

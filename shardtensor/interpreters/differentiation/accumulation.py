@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact, is_unreduced
 from shardtensor.host.units import counted
@@ -21,6 +22,7 @@ from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import reduced
 
 
+@hinted
 def accumulate(
     grad_fun: Callable[..., Any], n: int, *, batch_argnums: int | Sequence[int] | None = None
 ) -> Callable[..., Any]:
