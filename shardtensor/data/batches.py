@@ -153,6 +153,10 @@ class Batches:
     "Ciphers with arbitrary finite domains", 2002), so that its memory and the time of the first batch do not grow with
     the number of rows.
 
+    Epochs follow each other in one iteration, which ends after the last one: there is one loop over batches, not one in
+    each epoch, and `epoch` is the epoch of the next batch. A function of `shardtensor.jit` takes batches as
+    arguments; ``next`` in it would be called when it is traced only.
+
     Each process reads the rows that its devices hold: all processes make the same calls. Arrays, files and objects are
     read in another thread, once for each batch and in ascending order, while the program uses the batches before. The
     rows of tensors are transferred by their devices, when a batch is handed out. The thread ends with the iteration,
