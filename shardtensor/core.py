@@ -414,7 +414,8 @@ def _explain_arguments(function: Function, args: Sequence[Any], kwargs: dict[str
     parameters = dict(inspect.signature(function).parameters)
     if parameters.pop("self", None):
         args = args[1:]
-    if text := wrong_arguments(function.__name__, parameters, args, kwargs):
+    *_, cls, name = f".{function.__qualname__}".split(".")
+    if text := wrong_arguments(cls if name == "__init__" else name, parameters, args, kwargs):
         raise ArgumentTypeError(text) from None
 
 

@@ -42,6 +42,17 @@ _HOST = "`np.asarray(x)` is the array on the host"
 _TEXT = "`st.asarray(np.loadtxt(path))` reads text"
 _CSV = "`st.asarray(np.loadtxt(path, delimiter=','))` reads text with commas"
 _FRAME = "on the host: `pandas.DataFrame(np.asarray(x))`"
+_BATCHES = "`st.data.Batches(x, 2, key=key)` draws batches of the rows of arrays, files and map-style datasets"
+_LOSS_SCALE = "`st.optim.dynamic_loss_scaling(st.optim.adam(1e-3))` has the factor of the loss in its state"
+_ZERO = "`st.optim.zero(params, axis='x', level=1)` returns layouts of parameters, gradients and state"
+_CLIP = "`st.optim.chain(st.optim.clip_by_global_norm(1.0), st.optim.adam(1e-3))`"
+_SCHEDULE = "a schedule is any function of the count of steps: `lambda count: st.where(count < 100, 0.1, 0.01)`"
+_CROSS_ENTROPY = (
+    f"losses are functions of operators: y = {_LOG_SOFTMAX}, and then "
+    "`-st.take_along_axis(y, st.asarray([[0], [1], [2], [3]]), axis=-1).mean()`"
+)
+_ACCUMULATE = "`st.accumulate(st.value_and_grad(f), 4)` calls a gradient for 4 parts of a batch"
+_MIXED = "`st.mixed_precision(compute='bfloat16')(f)` computes a loss in another dtype than its parameters have"
 
 # -- modules ---------------------------------------------------------------------------------------
 
@@ -182,6 +193,13 @@ _TORCHS = {
     "backends": "`st.backend_names()`",
     **_each("set_default_device default_device", "`st.set_mesh(mesh)` sets the mesh of new arrays"),
     **_each("no_grad enable_grad set_grad_enabled inference_mode autograd", _GRADIENTS),
+    **_each("set_detect_anomaly detect_anomaly", "`st.debug_nans` makes operators raise an error at the first NaN"),
+    **_each("autocast amp", _MIXED),
+    "GradScaler": _LOSS_SCALE,
+    **_each("DataLoader Dataset TensorDataset", _BATCHES),
+    **_each("DistributedDataParallel DataParallel", "data parallelism is a layout of batches: `st.P('x')`"),
+    **_each("FullyShardedDataParallel fully_shard ZeroRedundancyOptimizer", _ZERO),
+    "cross_entropy": _CROSS_ENTROPY,
 }
 
 _JAXS = {
@@ -281,6 +299,17 @@ _TREE = {
     "transpose": "`st.tree.map(lambda *leaves: leaves, params, params)` makes a tree of tuples of several trees",
 }
 
+_DATA = {
+    **_each("DataLoader Dataset TensorDataset DataSource IndexSampler DistributedSampler", _BATCHES),
+    **_each("random_split Subset", "`st.data.Batches(x[:3], 2, key=key)` has these rows only"),
+}
+
+_CHECKPOINTS = {
+    "CheckpointManager": "`st.checkpoint.Manager`",
+    **_each("Checkpointer StandardCheckpointer PyTreeCheckpointer AsyncCheckpointer", "`st.checkpoint.save`"),
+    "checkpoint": "`st.remat(f)` keeps arguments only; the gradient calls the function again",
+}
+
 _OPTIMIZERS = {
     "SGD": "`st.optim.sgd(0.1, momentum=0.9)`",
     "Adam": "`st.optim.adam(1e-3)`",
@@ -292,10 +321,32 @@ _OPTIMIZERS = {
     "nadamw": "`st.optim.adamw(1e-3, nesterov=True)`",
     "partition": "`st.optim.multi_transform`",
     "lr_scheduler": "learning rates may be schedules, such as `st.optim.cosine_decay_schedule(0.1, 1000)`",
+    "Optimizer": "optimizers are pairs of functions, `st.optim.GradientTransformation`",
+    "CosineAnnealingLR": "`st.optim.cosine_decay_schedule(0.1, 1000)`",
+    **_each("OneCycleLR cosine_onecycle_schedule", "`st.optim.warmup_cosine_decay_schedule(0.0, 0.1, 100, 1000)`"),
+    **_each("LinearLR warmup_constant_schedule", "`st.optim.linear_schedule(0.0, 0.1, 100)`"),
+    **_each("StepLR ExponentialLR", "`st.optim.exponential_decay(0.1, 100, 0.5, staircase=True)`"),
+    "MultiStepLR": "`st.optim.piecewise_constant_schedule(0.1, {100: 0.5})`",
+    **_each("LambdaLR join_schedules polynomial_schedule sgdr_schedule Schedule", _SCHEDULE),
+    "inject_hyperparams": "a learning rate may be a tensor or a schedule: `st.optim.adamw(st.asarray(1e-3))`",
+    **_each("clip_grad_norm_ clip_grad_norm", _CLIP),
+    **_each("clip_grad_value_ clip_grad_value", "`st.optim.chain(st.optim.clip(1.0), st.optim.adam(1e-3))`"),
+    "MultiSteps": _ACCUMULATE,
+    "accumulate": "`st.accumulate`",
+    "mixed_precision": "`st.mixed_precision`",
+    **_each("GradScaler apply_if_finite", _LOSS_SCALE + ", and skips steps whose gradients are not finite"),
+    "ZeroRedundancyOptimizer": _ZERO,
+    "named_chain": "`st.optim.chain`",
+    "freeze": "`st.optim.multi_transform` with `st.optim.set_to_zero()` for the parameters that stay",
+    "incremental_update": "`st.tree.map(lambda new, old: 0.01 * new + 0.99 * old, params, params)`",
+    **_each("tree tree_utils", "`st.tree`, and `st.optim.global_norm(params)`"),
+    **_each("softmax_cross_entropy softmax_cross_entropy_with_integer_labels losses", _CROSS_ENTROPY),
 }
 
 MODULES: dict[str, Hints] = {
     "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS},
+    "checkpoint": _CHECKPOINTS,
+    "data": _DATA,
     "linalg": _LINALG,
     "optim": _OPTIMIZERS,
     "random": _RANDOM,
@@ -461,6 +512,11 @@ KEYWORDS = {
     "axis_names": "axis_name", "axis_name": "axis_names", "in_axes": "axes", "in_spec": "in_specs",
     "out_spec": "out_specs", "sections": "indices_or_sections", "index": "indices",
     "tensors": "arrays", "num_samples": "shape", "seed": "key", "rng": "key", "generator": "key",
+    "lr": "learning_rate", "weight_decay": "weight_decay_rate", "batch_size": "batch", "num_epochs": "epochs",
+    "prefetch_factor": "prefetch", "num_workers": "prefetch", "stage": "level", "every_k_schedule": "n",
+    "accumulation_steps": "n", "init_scale": "initial_scale", "growth_interval": "period", "growth_factor": "factor",
+    "T_max": "decay_steps", "eta_min": "end_value", "compute_dtype": "compute", "param_dtype": "params",
+    "output_dtype": "output", "optimizer": "inner",
 }  # fmt: skip
 """The names of arguments in other libraries, and those that an argument may have here: the first one that the function
 takes is meant.
@@ -488,6 +544,10 @@ ARGUMENTS: Hints = {
     "descending": "`st.flip(st.sort(x, axis=-1), axis=-1)`",
     **_each("keep_unused inline compiler_options spmd_axis_name", "leave it out: it is an option of XLA"),
     "approximate": "leave it out: results are exact",
+    "betas": "b1= and b2= are two arguments: `st.optim.adam(1e-3, b1=0.9, b2=0.95)`",
+    "weight_decay": "`st.optim.chain(st.optim.add_decayed_weights(0.01), st.optim.sgd(0.1))`",
+    **_each("foreach fused capturable differentiable", "leave it out: under st.jit a step is one program"),
+    "collate_fn": "leave it out: batches have the structure of a row, and the batch as dimension 0",
 }
 """What to write in place of arguments that no function, or not this one, has under any name."""
 

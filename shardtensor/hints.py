@@ -51,7 +51,7 @@ LACKING = {
 }
 """The names of the rows of `shardtensor.hint_tables.CLASSES`, so that importing the package does not import them."""
 
-_ELSEWHERE = ("linalg", "random", "fft", "distributed")
+_ELSEWHERE = ("linalg", "random", "fft", "distributed", "optim", "data")
 """The modules whose names are looked for in the package itself."""
 
 

@@ -24,7 +24,7 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 """The folder of the standard library."""
 
 _PUBLIC = ["shardtensor"] + [
-    f"shardtensor.{name}" for name in ("distributed", "linalg", "fft", "random", "lib", "tree", "einops")
+    f"shardtensor.{name}" for name in ("distributed", "linalg", "fft", "random", "optim", "lib", "tree", "einops")
 ]
 """The modules whose public names users call."""
 

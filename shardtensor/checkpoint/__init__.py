@@ -19,19 +19,26 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardtensor.checkpoint.contents import Info, Leaf, inspect, verify
 from shardtensor.checkpoint.manager import Manager
 from shardtensor.checkpoint.restoring import restore
 from shardtensor.checkpoint.writing import save, wait
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.hints import missing
 
 __all__ = ["Info", "Leaf", "Manager", "inspect", "restore", "save", "verify", "wait"]
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)
 
 
 class _Module(ModuleType):

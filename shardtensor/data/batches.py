@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.communication.between_processes.processes import note_error
-from shardtensor.core import call
+from shardtensor.core import call, hinted
 from shardtensor.data.order import shuffled
 from shardtensor.data.reader import Reader
 from shardtensor.data.sources import Numbers, Source, TensorRows, is_run, sources_of
@@ -153,6 +153,10 @@ class Batches:
     "Ciphers with arbitrary finite domains", 2002), so that its memory and the time of the first batch do not grow with
     the number of rows.
 
+    Epochs follow each other in one iteration, which ends after the last one: there is one loop over batches, not one in
+    each epoch, and `epoch` is the epoch of the next batch. A function of `shardtensor.jit` takes batches as
+    arguments; ``next`` in it would be called when it is traced only.
+
     Each process reads the rows that its devices hold: all processes make the same calls. Arrays, files and objects are
     read in another thread, once for each batch and in ascending order, while the program uses the batches before. The
     rows of tensors are transferred by their devices, when a batch is handed out. The thread ends with the iteration,
@@ -205,6 +209,7 @@ class Batches:
     (1, 2) [4]
     """
 
+    @hinted
     def __init__(
         self, source: Any, batch: int, *, key: Key | None = None, shuffle: bool = True, epochs: int | None = None,
         drop_last: bool = False, sharding: Any = None, prefetch: int = 2,

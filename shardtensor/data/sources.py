@@ -207,7 +207,7 @@ def _kind(array: HostArray, first: int = 1) -> Kind:
     return Kind(array.shape[first:], sharded_dtype(array.dtype).newbyteorder("="))
 
 
-# -- what users give -------------------------------------------------------------------------------
+# -- arguments of users ----------------------------------------------------------------------------
 
 
 def sources_of(tree: Any, caller: str) -> Any:

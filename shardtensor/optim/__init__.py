@@ -4,8 +4,8 @@ An optimizer is a `GradientTransformation`: ``init(params)`` returns a state, ``
 updates and the next state, and `apply_updates` adds the updates to the parameters. `transformations` has the protocol,
 `parameter_trees` the one loop over leaves, which all transformations call and which compares structures and shapes,
 `learning_rates` the schedules. `moments`, `clipping`, `factored_moments` and `orthogonalization` are the parts of which
-`optimizers` has chains, and `masking` applies them to some of the parameters. `zero` has layouts that divide all of it
-over devices, `precision` narrow dtypes.
+`optimizers` has chains, and `masking` applies them to some of the parameters. `zero_layouts` has the layouts that
+divide all of it over devices, `precision` narrow dtypes.
 
 States have the layout and dtype of the parameters, and counts, rates and norms are tensors without dimensions: nothing
 is read on the host, so that gradient and step can be one program of `shardtensor.jit`. Transformations are composed of

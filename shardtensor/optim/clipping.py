@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.core import hinted
 from shardtensor.functions.placement.conversion import asarray
 from shardtensor.functions.standard.data_types import astype, result_type
 from shardtensor.functions.standard.elementwise import clip as clipped
@@ -16,6 +17,7 @@ from shardtensor.optim.parameter_trees import aligned, expect_params, for_leaves
 from shardtensor.optim.transformations import GradientTransformation, stateless
 
 
+@hinted
 def clip(max_delta: float) -> GradientTransformation:
     """Returns a transformation that limits each element to the range from ``-max_delta`` to ``max_delta``.
 
@@ -33,6 +35,7 @@ def clip(max_delta: float) -> GradientTransformation:
     )
 
 
+@hinted
 def global_norm(updates: Any) -> Any:
     """Returns the Euclidean norm of all elements of a tree.
 
@@ -60,6 +63,7 @@ def _squares(x: Any) -> Any:
     return wide * wide
 
 
+@hinted
 def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
     """Returns a transformation that scales all gradients by one number, so that their norm has a limit.
 
@@ -76,12 +80,14 @@ def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
 
     def update(updates: Any, params: Any) -> Any:
         norm = global_norm(updates)
-        factor = for_leaves(where(norm < max_norm, 1.0, max_norm / norm))
+        is_small = norm < max_norm
+        factor = for_leaves(where(is_small, 1.0, max_norm / where(is_small, 1.0, norm)))  # The norm may be 0.
         return mapped("optim.clip_by_global_norm", lambda g: g * factor(g), {"gradients": updates})
 
     return stateless(update)
 
 
+@hinted
 def clip_by_block_rms(threshold: float) -> GradientTransformation:
     """Returns a transformation that limits the root of the mean square of each leaf.
 
@@ -103,6 +109,7 @@ def _rms(x: Any) -> Any:
     return sqrt(mean(_squares(x)))
 
 
+@hinted
 def scale_by_param_block_rms(min_scale: float = 1e-3) -> GradientTransformation:
     """Returns a transformation that multiplies each leaf by the root of the mean square of its parameter.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.core import hinted
 from shardtensor.errors import ShapeError
 from shardtensor.functions.standard.creation import zeros, zeros_like
 from shardtensor.functions.standard.data_types import astype
@@ -52,6 +53,7 @@ def _power(count: Any, exponent: Any) -> Any:
     return 1 - (astype(count, "float64") + 1) ** -exponent
 
 
+@hinted
 def scale_by_factored_rms(
     factored: bool = True, decay_rate: float = 0.8, step_offset: int = 0, min_dim_size_to_factor: int = 128,
     epsilon: float = 1e-30, decay_rate_fn: Callable[[Any, Any], Any] = _power,

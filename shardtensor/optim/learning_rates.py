@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.placement.conversion import asarray
 from shardtensor.functions.standard.data_types import astype
@@ -27,6 +28,7 @@ def _at_least_1(caller: str, name: str, steps: int) -> None:
 # -- schedules -------------------------------------------------------------------------------------
 
 
+@hinted
 def constant_schedule(value: Any) -> Schedule:
     """Returns a schedule that has one value.
 
@@ -39,6 +41,7 @@ def constant_schedule(value: Any) -> Schedule:
     return lambda count: value
 
 
+@hinted
 def linear_schedule(init_value: float, end_value: float, transition_steps: int, transition_begin: int = 0) -> Schedule:
     """Returns a schedule that changes linearly from one value to another.
 
@@ -71,6 +74,7 @@ def _float(count: Any) -> ShardedTensor:
     return astype(asarray(count), "float64")
 
 
+@hinted
 def cosine_decay_schedule(init_value: float, decay_steps: int, alpha: float = 0.0, exponent: float = 1.0) -> Schedule:
     """Returns a schedule that decays as half a period of a cosine.
 
@@ -101,6 +105,7 @@ def cosine_decay_schedule(init_value: float, decay_steps: int, alpha: float = 0.
     return schedule
 
 
+@hinted
 def warmup_cosine_decay_schedule(
     init_value: float, peak_value: float, warmup_steps: int, decay_steps: int, end_value: float = 0.0,
     exponent: float = 1.0,
@@ -136,6 +141,7 @@ def warmup_cosine_decay_schedule(
     return lambda count: where(_float(count) < warmup_steps, warmup(count), decay(_float(count) - warmup_steps))
 
 
+@hinted
 def piecewise_constant_schedule(
     init_value: float, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
@@ -171,6 +177,7 @@ def piecewise_constant_schedule(
     return schedule
 
 
+@hinted
 def exponential_decay(
     init_value: float, transition_steps: int, decay_rate: float, transition_begin: int = 0, staircase: bool = False,
     end_value: float | None = None,
@@ -223,6 +230,7 @@ class ScaleByScheduleState(NamedTuple):
     count: Any
 
 
+@hinted
 def scale(step_size: Any) -> GradientTransformation:
     """Returns a transformation that multiplies by a number.
 
@@ -240,6 +248,7 @@ def _scaled(caller: str, updates: Any, factor: Any) -> Any:
     return mapped(caller, lambda g: number(g) * g, {"gradients": updates})
 
 
+@hinted
 def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     """Returns a transformation that multiplies by a function of the count of steps.
 
@@ -263,6 +272,7 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     return GradientTransformation(lambda params: ScaleByScheduleState(count_of(params)), update)
 
 
+@hinted
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> GradientTransformation:
     """Returns a transformation that multiplies by a learning rate, with the sign of a descent.
 
@@ -281,9 +291,9 @@ def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Gra
     sign = -1 if flip_sign else 1
     if callable(learning_rate):
         return scale_by_schedule(lambda count: sign * learning_rate(count))
-    if isinstance(learning_rate, (str, bytes)) or getattr(learning_rate, "shape", ()) != ():
+    if not isinstance(learning_rate, (int, float)) and getattr(learning_rate, "shape", None) != ():
         raise ArgumentTypeError(
             f"optim.scale_by_learning_rate: learning_rate is {kind_text(learning_rate)}; wanted a number, a tensor "
-            "without dimensions, or a function of the count of steps"
+            "without dimensions, or a function of the count of steps (the parameters are the argument of init)"
         )
     return scale(sign * learning_rate)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.optim.parameter_trees import expect_state
-from shardtensor.optim.transformations import GradientTransformation
+from shardtensor.optim.transformations import GradientTransformation, expect_transformation
 from shardtensor.tensor import pytree
 
 
@@ -37,6 +38,7 @@ class MultiTransformState(NamedTuple):
     inner_states: dict[Any, Any]
 
 
+@hinted
 def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
     """Returns a transformation of some leaves; the updates of the others are their gradients.
 
@@ -47,7 +49,7 @@ def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
 
     Raises:
         ArgumentError: ``init`` or ``update`` gets a tree of which the mask is no prefix.
-        ArgumentTypeError: the mask has leaves that are not bools.
+        ArgumentTypeError: ``inner`` is no transformation, or the mask has leaves that are not bools.
 
     >>> optimizer = st.optim.masked(st.optim.sgd(0.5), {"w": True, "b": False})
     >>> params = {"w": st.ones(2), "b": st.ones(2)}
@@ -55,6 +57,7 @@ def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
     >>> updates["w"].tolist(), updates["b"].tolist()
     ([-0.5, -0.5], [1.0, 1.0])
     """
+    expect_transformation("optim.masked", "inner", inner)
 
     def kept(tree: Any, name: str) -> list[bool]:
         return _covering(mask(tree) if callable(mask) else mask, tree, name)
@@ -92,6 +95,7 @@ def _hidden(tree: Any, keep: list[bool]) -> Any:
     return pytree.replaced(tree, [leaf if k else MaskedNode() for leaf, k in zip(leaves, keep, strict=True)])
 
 
+@hinted
 def multi_transform(transforms: Mapping[Hashable, GradientTransformation], param_labels: Any) -> GradientTransformation:
     """Returns a transformation that applies to each parameter the transformation of its label.
 
@@ -102,6 +106,7 @@ def multi_transform(transforms: Mapping[Hashable, GradientTransformation], param
 
     Raises:
         ArgumentError: ``init`` gets parameters with labels that have no transformation, or of another structure.
+        ArgumentTypeError: ``transforms`` is no mapping to transformations.
 
     >>> optimizer = st.optim.multi_transform(
     ...     {"fast": st.optim.sgd(1.0), "frozen": st.optim.set_to_zero()}, {"w": "fast", "b": "frozen"}
@@ -112,6 +117,10 @@ def multi_transform(transforms: Mapping[Hashable, GradientTransformation], param
     ([-1.0, -1.0], [0.0, 0.0])
     """
     caller = "optim.multi_transform"
+    if not isinstance(transforms, Mapping):
+        raise ArgumentTypeError(f"{caller}: transforms is {type_text(transforms)}; wanted a dict of transformations")
+    for name, one in transforms.items():
+        expect_transformation(caller, f"transforms[{name!r}]", one)
 
     def parts(tree: Any, name: str) -> dict[Any, GradientTransformation]:
         labels = pytree.spread(

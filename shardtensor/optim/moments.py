@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from shardtensor.core import hinted
 from shardtensor.functions.standard.data_types import astype
 from shardtensor.functions.standard.elementwise import sign, sqrt
 from shardtensor.optim.parameter_trees import (
@@ -76,6 +77,7 @@ def correction(decay: Any, count: Any) -> Any:
     return for_leaves(1 / (1 - decay ** astype(count, "float64")))
 
 
+@hinted
 def trace(
     decay: float, nesterov: bool = False, accumulator_dtype: npt.DTypeLike | None = None
 ) -> GradientTransformation:
@@ -114,6 +116,7 @@ def trace(
     return GradientTransformation(lambda params: TraceState(moments(caller, params, accumulator_dtype)), update)
 
 
+@hinted
 def ema(decay: float, debias: bool = True, accumulator_dtype: npt.DTypeLike | None = None) -> GradientTransformation:
     """Returns a transformation whose updates are exponential moving averages of the gradients.
 
@@ -151,6 +154,7 @@ def ema(decay: float, debias: bool = True, accumulator_dtype: npt.DTypeLike | No
     )
 
 
+@hinted
 def scale_by_adam(
     b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, eps_root: float = 0.0,
     mu_dtype: npt.DTypeLike | None = None, *, nesterov: bool = False,
@@ -205,6 +209,7 @@ def scale_by_adam(
     return GradientTransformation(init, update)
 
 
+@hinted
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99, mu_dtype: npt.DTypeLike | None = None) -> GradientTransformation:
     """Returns a transformation whose updates are signs of a mean of the gradients.
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.core import hinted
 from shardtensor.optim.clipping import clip_by_block_rms, scale_by_param_block_rms
 from shardtensor.optim.factored_moments import scale_by_factored_rms
 from shardtensor.optim.learning_rates import ScaleByScheduleState, scale, scale_by_learning_rate, scale_by_schedule
@@ -18,6 +19,7 @@ from shardtensor.optim.transformations import GradientTransformation, chain, ide
 from shardtensor.tensor.pytree import flattened
 
 
+@hinted
 def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTransformation:
     """Returns a transformation that adds a multiple of the parameters to the gradients.
 
@@ -55,6 +57,7 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTr
     return one if mask is None else masked(one, mask)
 
 
+@hinted
 def sgd(
     learning_rate: Any, momentum: float | None = None, nesterov: bool = False,
     accumulator_dtype: npt.DTypeLike | None = None,
@@ -83,6 +86,7 @@ def sgd(
     return chain(first, scale_by_learning_rate(learning_rate))
 
 
+@hinted
 def adam(
     learning_rate: Any, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, eps_root: float = 0.0,
     mu_dtype: npt.DTypeLike | None = None, *, nesterov: bool = False,
@@ -114,6 +118,7 @@ def adam(
     )
 
 
+@hinted
 def adamw(
     learning_rate: Any, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, eps_root: float = 0.0,
     mu_dtype: npt.DTypeLike | None = None, weight_decay: Any = 1e-4, mask: Any = None, *, nesterov: bool = False,
@@ -150,6 +155,7 @@ def adamw(
     )
 
 
+@hinted
 def lion(
     learning_rate: Any, b1: float = 0.9, b2: float = 0.99, mu_dtype: npt.DTypeLike | None = None,
     weight_decay: Any = 1e-3, mask: Any = None,
@@ -180,6 +186,7 @@ def lion(
     )
 
 
+@hinted
 def adafactor(
     learning_rate: Any = None, min_dim_size_to_factor: int = 128, decay_rate: float = 0.8, decay_offset: int = 0,
     multiply_by_parameter_scale: bool = True, clipping_threshold: float | None = 1.0, momentum: float | None = None,
@@ -227,6 +234,7 @@ def adafactor(
     return chain(*parts, scale(-1))
 
 
+@hinted
 def muon(
     learning_rate: Any, ns_coeffs: Coefficients | tuple[Coefficients, ...] = NS_COEFFS, ns_steps: int = 5,
     beta: float = 0.95, eps: float = 1e-8, weight_decay: Any = 0.0, weight_decay_mask: Any = None,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.standard.elementwise import sqrt
 from shardtensor.functions.standard.manipulation import matrix_transpose
@@ -43,6 +44,7 @@ class MuonState(NamedTuple):
     mu: Any
 
 
+@hinted
 def orthogonalize_via_newton_schulz(
     x: Any, ns_coeffs: Coefficients | tuple[Coefficients, ...] = NS_COEFFS, ns_steps: int = 5, eps: float = 1e-8
 ) -> Any:
@@ -90,6 +92,7 @@ def _coefficients(caller: str, given: Any, steps: int) -> list[Coefficients]:
     return rows[len(rows) - steps :]
 
 
+@hinted
 def scale_by_muon(
     ns_coeffs: Coefficients | tuple[Coefficients, ...] = NS_COEFFS, ns_steps: int = 5, beta: float = 0.95,
     eps: float = 1e-8, mu_dtype: npt.DTypeLike | None = None, *, nesterov: bool = True, adaptive: bool = False,
@@ -143,6 +146,7 @@ def scale_by_muon(
     return GradientTransformation(lambda params: MuonState(count_of(params), moments(caller, params, mu_dtype)), update)
 
 
+@hinted
 def scale_by_shape(consistent_rms: float | None = None) -> GradientTransformation:
     """Returns a transformation that multiplies matrices by a function of their shapes.
 

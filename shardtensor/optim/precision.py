@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.placement.conversion import asarray
 from shardtensor.functions.standard.data_types import astype, isdtype
@@ -24,12 +25,13 @@ from shardtensor.optim.parameter_trees import (
     like,
     mapped,
 )
-from shardtensor.optim.transformations import GradientTransformation
+from shardtensor.optim.transformations import GradientTransformation, expect_transformation
 from shardtensor.tensor import pytree
 from shardtensor.tensor.operands import dtype_of, is_data, sharded_dtype
 from shardtensor.tensor.tensor import ShardedTensor
 
 
+@hinted
 def mixed_precision(
     compute: npt.DTypeLike = "bfloat16", params: npt.DTypeLike | None = "float32",
     output: npt.DTypeLike | None = "float32",
@@ -90,8 +92,12 @@ def _float_dtype(name: str, dtype: npt.DTypeLike | None) -> np.dtype[Any] | None
     except ArgumentTypeError:
         found = None
     if found is None or not isdtype(found, "real floating"):
+        is_function = callable(dtype) and not isinstance(dtype, type)
+        given, usage = (
+            (type_text(dtype), ": st.mixed_precision('bfloat16')(loss)") if is_function else (repr(dtype), "")
+        )
         raise ArgumentTypeError(
-            f"mixed_precision: {name} is {dtype!r}; wanted a dtype of floating-point numbers, such as 'bfloat16'"
+            f"mixed_precision: {name} is {given}; wanted a dtype of floating-point numbers, such as 'bfloat16'{usage}"
         )
     return found
 
@@ -130,6 +136,7 @@ class LossScaleState(NamedTuple):
     inner_state: Any
 
 
+@hinted
 def dynamic_loss_scaling(
     inner: GradientTransformation, initial_scale: float = 2.0**15, period: int = 2000, factor: float = 2.0
 ) -> GradientTransformation:
@@ -148,6 +155,7 @@ def dynamic_loss_scaling(
 
     Raises:
         ArgumentError: ``factor`` is not more than 1, or ``period`` or ``initial_scale`` less than 1.
+        ArgumentTypeError: ``inner`` is no optimizer.
 
     >>> optimizer = st.optim.dynamic_loss_scaling(st.optim.sgd(0.5), initial_scale=1024)
     >>> w, x = st.ones(3), st.ones((8, 3))
@@ -160,6 +168,7 @@ def dynamic_loss_scaling(
     [0.5, 0.5, 0.5]
     """
     caller = "optim.dynamic_loss_scaling"
+    expect_transformation(caller, "inner", inner)
     if not factor > 1 or period < 1 or initial_scale < 1:
         raise ArgumentError(
             f"{caller}: initial_scale is {initial_scale!r}, period {period!r} and factor {factor!r}; wanted at least "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.standard.creation import zeros_like
 from shardtensor.host.units import counted
@@ -38,6 +39,7 @@ class EmptyState(NamedTuple):
     """The state of a transformation that has none."""
 
 
+@hinted
 def stateless(update: Callable[[Any, Any], Any]) -> GradientTransformation:
     """Returns the transformation of a function of the gradients and the parameters, which may be None.
 
@@ -53,6 +55,7 @@ def stateless(update: Callable[[Any, Any], Any]) -> GradientTransformation:
     )
 
 
+@hinted
 def identity() -> GradientTransformation:
     """Returns a transformation whose updates are the gradients.
 
@@ -62,6 +65,7 @@ def identity() -> GradientTransformation:
     return stateless(lambda updates, params: updates)
 
 
+@hinted
 def set_to_zero() -> GradientTransformation:
     """Returns a transformation whose updates are zeros, for parameters that stay as they are; see `multi_transform`.
 
@@ -72,6 +76,15 @@ def set_to_zero() -> GradientTransformation:
     return stateless(lambda updates, params: mapped("optim.set_to_zero", zeros_like, {"gradients": updates}))
 
 
+def expect_transformation(caller: str, name: str, one: Any) -> None:
+    """Raises an error if an object has no functions ``init`` and ``update``."""
+    if not (callable(getattr(one, "init", None)) and callable(getattr(one, "update", None))):
+        raise ArgumentTypeError(
+            f"{caller}: {name} is {type_text(one)}; wanted a GradientTransformation, as optim.sgd(0.1) returns it"
+        )
+
+
+@hinted
 def chain(*args: GradientTransformation) -> GradientTransformation:
     """Returns a transformation that applies several in order: each gets the updates of the one before it.
 
@@ -91,11 +104,7 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     [-0.3, -0.4]
     """
     for number, one in enumerate(args):
-        if not (callable(getattr(one, "init", None)) and callable(getattr(one, "update", None))):
-            raise ArgumentTypeError(
-                f"optim.chain: argument {number} is {type_text(one)}; wanted a GradientTransformation, as "
-                "optim.sgd(0.1) returns it"
-            )
+        expect_transformation("optim.chain", f"argument {number}", one)
 
     def init(params: Any) -> tuple[Any, ...]:
         return tuple([one.init(params) for one in args])
@@ -117,6 +126,7 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     return GradientTransformation(init, update)
 
 
+@hinted
 def apply_updates(params: Any, updates: Any) -> Any:
     """Returns the sum of parameters and updates, in the dtype and the sharding of each parameter.
 

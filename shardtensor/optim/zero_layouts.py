@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.optim.parameter_trees import kind_text
 from shardtensor.sharding.layout import NamedSharding
@@ -29,6 +30,7 @@ class ZeroShardings(NamedTuple):
     state: Any
 
 
+@hinted
 def zero(params: Any, axis: str | Sequence[str] = "data", level: int = 1) -> ZeroShardings:
     """Returns layouts in which the devices of a mesh axis, which would else hold the same elements, divide them.
 

@@ -90,6 +90,8 @@ def test_the_norm_of_small_floats_does_not_overflow() -> None:
     limit = o.clip_by_global_norm(1.0)
     np.testing.assert_allclose(np.asarray(limit.update([big], limit.init([big]))[0][0]), 0.1, rtol=1e-3)
     assert float(o.global_norm([])) == 0.0
+    assert limit.update([st.zeros(2)], limit.init([big]))[0][0].tolist() == [0.0, 0.0]  # without a warning
+    assert o.clip_by_global_norm(np.inf).update([st.ones(2)], limit.init([big]))[0][0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

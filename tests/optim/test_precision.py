@@ -68,6 +68,8 @@ def test_wrong_dtypes_and_functions() -> None:
         (name,) = given
         with pytest.raises(ArgumentTypeError, match=f"mixed_precision: {name} is .*; wanted a dtype of floating-point"):
             st.mixed_precision(**given)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"compute is a function; .*: st.mixed_precision\('bfloat16'\)\(loss\)"):
+        st.mixed_precision(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="the decorated object is an int; wanted a function"):
         st.mixed_precision()(3)  # type: ignore[arg-type]
 
@@ -129,6 +131,8 @@ def test_errors_of_the_scale() -> None:
     for given in ({"factor": 1.0}, {"period": 0}, {"initial_scale": 0.5}, {"factor": float("nan")}):
         with pytest.raises(ArgumentError, match=r"dynamic_loss_scaling: initial_scale is .*; wanted at least 1"):
             st.optim.dynamic_loss_scaling(st.optim.sgd(0.1), **given)
+    with pytest.raises(ArgumentTypeError, match="inner is a float; wanted a GradientTransformation"):
+        st.optim.dynamic_loss_scaling(0.1)  # type: ignore[arg-type]
     optimizer = st.optim.dynamic_loss_scaling(st.optim.sgd(0.1))
     with pytest.raises(ArgumentTypeError, match=r"state is a tuple; wanted the LossScaleState that init"):
         optimizer.update(st.ones(2), st.optim.sgd(0.1).init(st.ones(2)))

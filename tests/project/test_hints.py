@@ -134,7 +134,7 @@ def test_errors_have_the_hint() -> None:
         st.nonsense  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"^'ShardedTensor' object has no attribute 'nonsense'$"):
         x.nonsense  # type: ignore[attr-defined]
-    for module in ("linalg", "random", "fft", "distributed"):
+    for module in ("linalg", "random", "fft", "distributed", "optim", "data"):
         for name in {*getattr(st, module).__all__} - {*st.__all__, *hint_tables.MODULES[""]}:
             with pytest.raises(AttributeError, match=rf"has no attribute '{name}': use st\.{module}\.{name}$"):
                 getattr(st, name)
@@ -214,7 +214,7 @@ def test_imports() -> None:
 
 
 def public_functions() -> Iterator[tuple[str, Any]]:
-    for module in (st, st.random, st.linalg, st.fft):
+    for module in (st, st.random, st.linalg, st.fft, st.optim):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isfunction(value):
@@ -243,7 +243,7 @@ def test_keywords_of_other_libraries_are_explained_by_every_function() -> None:
 
 
 def test_arguments_are_called_as_the_table_says() -> None:
-    functions = [f for _, f in public_functions()] + [st.distributed.initialize]
+    functions = [f for _, f in public_functions()] + [st.distributed.initialize, st.data.Batches]
     taken = {name for function in functions for name in inspect.signature(function).parameters}
     assert {name for names in hint_tables.KEYWORDS.values() for name in names.split()} - taken == set()
     assert [name for name, names in hint_tables.KEYWORDS.items() if name in names.split()] == []
@@ -268,6 +268,12 @@ CALLS: dict[str, tuple[Any, str]] = {
     "nonsense": (lambda x: st.exp(x, nonsense=0), "exp: got an unexpected keyword argument 'nonsense'; it takes x"),
     "device_put": (lambda x: st.device_put(x, sharding=x.sharding), "it is called device here"),
     "jit": (lambda x: st.jit(len, static_args=0), "it is called static_argnums here"),
+    "a loader": (lambda x: st.data.Batches(x, batch_size=2), "Batches: got an unexpected keyword argument 'batch_size'; it "
+                 "is called batch here"),
+    "no batch": (lambda x: st.data.Batches(x), "Batches: missing the argument batch; it takes source, batch, key, shuffle"),
+    "steps": (lambda x: st.accumulate(st.grad(len), every_k_schedule=2), "accumulate: got an unexpected keyword argument 'eve"
+              "ry_k_schedule'; it is called n here"),
+    "betas": (lambda x: st.optim.adamw(1e-3, betas=(0.9, 0.95)), "'betas'; b1= and b2= are two arguments: st.optim.adam(1e-3"),
     "a device": (lambda x: st.zeros(3, device="cuda:1"), "'cuda:1' is a str; wanted a Device, a Mesh, a NamedSharding or "
                  "a P; st.devices('cupy')[1] is such a device, and st.devices('cupy') are all of them"),
     "the host": (lambda x: st.device_put(x, "cpu"), "st.devices('numpy')[0] is such a device"),

@@ -27,6 +27,8 @@ ALLOWED = {
     "interpreters.jit.grouping.fused_alone": "rules of C: the products that are computed in place of a call of NumPy",
     "interpreters.jit.kernels.kernel": "the functions of nodes of kernels, which are NumPy's",
     "interpreters.jit.grouping.kernel_reductions": "rules of kernels: the steps of each reduction",
+    "interpreters.nan_checks": "the functions of array libraries that find NaN and infinities",
+    "interpreters.programs.nan_search": "the functions of array libraries that find NaN and infinities",
     "interpreters.programs.trace": "advice in errors",
     "tensor.methods": "the methods of NumPy's arrays",
     "functions.numpy.translated_calls": "NumPy's functions, by NumPy's names",

@@ -24,8 +24,8 @@ class LeftSums:
         return g
 
     def layout(self, g: Any) -> tuple[NamedSharding, bool] | None:
-        """Returns the layout of the argument, and whether it is committed, if ``g`` is such a gradient. Forgets it."""
-        known = self._taken.pop(id(g), None)
+        """Returns the layout of the argument, and whether it is committed, if ``g`` is such a gradient."""
+        known = self._taken.get(id(g))
         return None if known is None else known[1:]
 
 

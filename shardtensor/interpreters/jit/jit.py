@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -459,9 +459,36 @@ def compiled(
     return run
 
 
+class JitOptions(TypedDict, total=False):
+    """The options of `jit`."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    executor: str | None
+
+
+class JitDecorator(Protocol):
+    """The type of a call of `jit` without a function."""
+
+    def __call__(self, fn: Callable[Arguments, Result], /) -> JitFunction[Arguments, Result]:
+        """Returns the function that runs the program of ``fn``."""
+
+
+@overload
+def jit(fn: Callable[Arguments, Result], /, **options: Unpack[JitOptions]) -> JitFunction[Arguments, Result]: ...
+
+
+@overload
+def jit(fn: None = None, /, **options: Unpack[JitOptions]) -> JitDecorator: ...
+
+
 @hinted
 def jit(
-    fn: Callable[Arguments, Result],
+    fn: Callable[..., Any] | None = None,
     /,
     *,
     in_shardings: Any = None,
@@ -471,7 +498,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
     executor: str | None = None,
-) -> JitFunction[Arguments, Result]:
+) -> Any:
     """Returns a function with the results of ``fn`` that traces it once and then runs its program.
 
     Tensors, host arrays and Python scalars among the leaves of the arguments are traced; everything else is static. The
@@ -481,7 +508,8 @@ def jit(
     the call raises an error.
 
     Args:
-        fn: the function. It is called while it is traced, with tensors that have no elements.
+        fn: the function. It is called while it is traced, with tensors that have no elements. Without it, a decorator
+            is returned: ``@st.jit(donate_argnums=0)``.
         in_shardings: the layouts into which positional arguments are transferred first: a device, a mesh, a sharding, a
             `P` on the mesh in use or None, or a prefix pytree of these.
         out_shardings: likewise for the result.
@@ -515,6 +543,12 @@ def jit(
       v6:f8[3]P('d') = put[0:3] subtract v0 v0 v5
       in () v0 := v6 }
     """
+    if fn is None:
+        return functools.partial(
+            jit, in_shardings=in_shardings, out_shardings=out_shardings, static_argnums=static_argnums,
+            static_argnames=static_argnames, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
+            executor=executor,
+        )  # fmt: skip
     if not callable(fn):
         raise ArgumentTypeError(f"jit: fn is {type_text(fn)}; wanted a function")
     if executor not in (None, "numpy", "c"):

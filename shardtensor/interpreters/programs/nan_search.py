@@ -188,26 +188,33 @@ class _Search:
 
     Attributes:
         nans: where the first NaN of each value that has one is.
+        infinities: likewise for infinities.
     """
 
     def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
         self.program = program
         sources = [*program.inputs, *program.captured]
-        self.nans = {v: at for v, x in zip(sources, inputs, strict=True) if (at := first_nan(x))}
+        self.nans: dict[Var, str] = {}
+        self.infinities: dict[Var, str] = {}
         self._inside: dict[int, str] = {}
         values: Values = [None] * (program.next_number() + 1)
         for v, x in zip(sources, inputs, strict=True):
             values[v.number] = x
+        self._look_at(sources, values)
         steps = _steps(program, default_interpreter(), self._note)
         for k, (equation, step) in enumerate(zip(program.equations, steps, strict=True)):
             self._at = k
             with np.errstate(all="ignore"):
                 step(values)
-            self.nans |= {v: at for v in equation.makes() if (at := first_nan(values[v.number]))}
+            self._look_at(equation.makes(), values)
 
-    def _note(self, equation: Equation, at: str) -> None:
-        """Notes an equation of a loop, a branch or a map, of which only the first is reported."""
-        self._inside.setdefault(self._at, _equation_text(equation, at, None))
+    def _look_at(self, new: Sequence[Var], values: Values) -> None:
+        for found, test in ((self.nans, "isnan"), (self.infinities, "isinf")):
+            found |= {v: at for v in new if (at := first_nan(values[v.number], test))}
+
+    def _note(self, text: str) -> None:
+        """Notes the message for an equation of a loop, a branch or a map, of which only the first is reported."""
+        self._inside.setdefault(self._at, text)
 
     def origin(self, bad: Sequence[Var]) -> str | None:
         """Returns the message for the first equation that computed a NaN from which those of values come."""
@@ -231,13 +238,13 @@ class _Search:
             return self._inside[k]
         equation = self.program.equations[k]
         result = next(v for v in equation.makes() if v in self.nans)
-        given = next((self.nans[v] for v in equation.reads() if v in self.nans), None)
-        return _equation_text(equation, self.nans[result], given)
+        nans, infinities = [[found.get(v) for v in equation.reads()] for found in (self.nans, self.infinities)]
+        return _equation_text(equation, self.nans[result], _before(nans, infinities))
 
 
-def _steps(program: Program, interpreter: Interpreter, note: Callable[[Equation, str], None]) -> list[Step]:
-    """Returns the steps of a program, of which those of loops, branches and maps note the equations in them that
-    compute a NaN.
+def _steps(program: Program, interpreter: Interpreter, note: Callable[[str], None]) -> list[Step]:
+    """Returns the steps of a program, of which those of loops, branches and maps note the messages for the equations in
+    them that compute a NaN.
     """
 
     def body(inner: Interpreter) -> Callable[[Program], Sequence[Step]]:
@@ -259,14 +266,19 @@ def _steps(program: Program, interpreter: Interpreter, note: Callable[[Equation,
     return new_steps
 
 
-def _noting(equation: Equation, step: Step, note: Callable[[Equation, str], None]) -> Step:
-    results = [] if equation.programs or _moves(equation) else equation.makes()
+def _noting(equation: Equation, step: Step, note: Callable[[str], None]) -> Step:
+    if equation.programs or _moves(equation):
+        return step
+    results, operands = equation.makes(), [v.number for v in equation.reads()]
 
     def noting(values: Values) -> None:
+        given = [values[n] for n in operands]
+        before = _before(map(first_nan, given), [first_nan(x, "isinf") for x in given])
+        del given  # The step drops operands, or writes its result into them.
         step(values)
         for v in results:
             if at := first_nan(values[v.number]):
-                note(equation, at)
+                note(_equation_text(equation, at, before))
 
     return noting
 
@@ -276,8 +288,15 @@ def _moves(equation: Equation) -> bool:
     return equation.op.name == "view" or moves(equation.op, kinds, [v.kind for v in equation.makes()])
 
 
-def _equation_text(equation: Equation, at: str, given: str | None) -> str:
+def _before(nans: Iterable[str | None], infinities: Iterable[str | None]) -> str:
+    """Returns which operand has a NaN or an infinity already, given where the first ones of each operand are."""
+    if nan := next(filter(None, nans), None):
+        return f"an operand has {nan} already"
+    infinity = next(filter(None, infinities), None)
+    return f"an operand has {infinity}" if infinity else "no operand has one"
+
+
+def _equation_text(equation: Equation, at: str, before: str) -> str:
     operands = ", ".join([v.typed.partition(":")[2] for v in vars_of(equation.operands)])
     kind = equation.makes()[0].typed.partition(":")[2]
-    before = f"an operand has {given} already" if given else "no operand has one"
     return f"{equation.op.error_name}: the result has {at}, at {equation.source}: {kind} of {operands}; {before}"

@@ -170,6 +170,33 @@ def test_functions_of_gradients_see_their_sums() -> None:
     agree(st.accumulate(squared, 4)(params, batch), expected)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_what_a_function_makes_of_gradients_is_reduced(backend: str) -> None:
+    """Operators that leave partial sums as they are, and a gradient that is two results."""
+    params, batch, _ = arrays(backend, 64)
+
+    def several(p: Any, b: Any) -> Any:
+        grads = st.grad(loss)(p, b)
+        return grads, st.tree.map(lambda g: 2 * g, grads), grads
+
+    agree(st.accumulate(several, 4)(params, batch), mean_of_parts(several, 4, params, batch))
+    agree(st.accumulate(several, 3)(params, batch), several(params, batch))
+
+
+def test_gradients_of_a_part_are_freed_before_the_next_one() -> None:
+    mesh = st.make_mesh((N,), ("data",), devices=st.devices("checked")[:N])
+    w = st.device_put(np.ones((100, 100)), st.NamedSharding(mesh, P()))
+    x = st.device_put(np.ones((64, 100)), st.NamedSharding(mesh, P("data")))
+    held = []
+
+    def noted(w: Any, x: Any) -> Any:
+        held.append(st.memory_info(mesh.devices[0]).bytes_in_use)
+        return st.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+    st.accumulate(noted, 4)(w, x)
+    assert held[-1] - held[0] < 1.5 * w.nbytes  # the sum only
+
+
 def test_other_results() -> None:
     params, batch, _ = arrays("numpy", 10)
 

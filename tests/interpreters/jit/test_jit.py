@@ -169,6 +169,19 @@ def test_trees_closures_methods_and_nested_functions(backend: str) -> None:
     agrees(lambda *xs, **more: sum(xs) + more.get("z", 0), x, x + 1)
 
 
+def test_options_alone_make_a_decorator() -> None:
+    @st.jit(donate_argnums=0)
+    def doubled(x: Any) -> Any:
+        """Doubles."""
+        return x * 2
+
+    x = st.ones(4)
+    assert doubled(x).tolist() == [2.0] * 4
+    assert x.is_donated
+    assert doubled.__doc__ == "Doubles."
+    assert st.jit()(lambda x: x + 1)(st.ones(2)).tolist() == [2.0, 2.0]
+
+
 def test_keyword_arguments_and_statics() -> None:
     f = Counted(lambda x, *, axis, scale=1.0: x.sum(axis=axis) * scale, static_argnames="axis")
     x = st.ones((4, 6))
