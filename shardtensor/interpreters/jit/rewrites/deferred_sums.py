@@ -31,15 +31,16 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     if not candidates:
         return program
     count, exact = program.next_number(), setting.exact
-    first = _Deferral(program, candidates, count, exact)
-    chosen = first.saving()
-    if not chosen:
-        return program
-    deferral = first if len(chosen) == len(candidates) else _Deferral(program, chosen, count, exact)
-    if deferral.divides:  # Each of the equations that take such a value may lead to a sum of its own.
-        once = _Deferral(program, chosen, count, exact, once=True)
-        deferral = min(deferral, once, key=lambda one: bytes_of(one.equations))
-    return dataclasses.replace(program, equations=deferral.equations)
+    options = [program.equations]
+    for once in (False, True):
+        first = _Deferral(program, candidates, count, exact, once)
+        if chosen := first.saving():
+            same = len(chosen) == len(candidates)
+            options.append((first if same else _Deferral(program, chosen, count, exact, once)).equations)
+        if not first.divides:
+            break
+    equations = options[0] if len(options) == 1 else min(options, key=bytes_of)
+    return program if equations is program.equations else dataclasses.replace(program, equations=equations)
 
 
 def partial_axes(equation: Equation) -> Sequence[str]:
