@@ -7,7 +7,7 @@ from typing import Any
 
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, unbroadcast
-from shardtensor.functions.derivatives.forms import Cotangents, Elementwise, elementwise, rows, vjp, zero
+from shardtensor.functions.derivatives.forms import Cotangents, Elementwise, elementwise, linear, rows, vjp, zero
 from shardtensor.tensor.operands import dtype_of
 
 _LN2, _LN10 = math.log(2), math.log(10)
@@ -192,7 +192,7 @@ rows(
     imag=elementwise(lambda g: None),
     copysign=elementwise(lambda g, x1, y: g * (call("sign", x1) * call("sign", y)), None),
     conj=elementwise(lambda g: call("conj", g)),
-    astype=elementwise(lambda g: g),
+    astype=linear(lambda g, call: g, partial_sums=True),
 )
 
 zero(

@@ -112,6 +112,19 @@ def test_one_reduction_for_an_optimizer_that_takes_a_gradient_several_times(exec
     assert log.bytes == 2 * (N - 1) * size + 4 * 2 * (N - 1) * 8  # and the loss of each part
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_one_reduction_of_a_loss_in_float16(jit: bool) -> None:
+    params, batch, size = arrays("checked", 64)
+    params, batch = st.tree.map(lambda x: x.astype("float32"), (params, batch))
+    run = st.accumulate(st.grad(st.mixed_precision("float16")(loss)), 4)
+    run = st.jit(run) if jit else run
+    grads = run(params, batch)
+    with st.transfers() as log:
+        run(params, batch)
+    assert grads["w"].dtype == np.float32
+    assert size / 2 <= log.bytes / (2 * (N - 1)) <= size / 2 + 4 * 4  # size is that of float64; and the losses
+
+
 def test_many_reductions_of_one_program_are_deferred() -> None:
     params, batch, size = arrays("checked", 64)
     many = [params] * 9
