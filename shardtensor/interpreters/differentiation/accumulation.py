@@ -76,6 +76,7 @@ def accumulate(
                 totals[size].add(result)
             else:
                 totals[size] = _Total(result, left)
+            del left, result  # The memory of the gradients is free while the next part is computed.
         scaled = [total.scaled(size / rows) for size, total in totals.items()]
         return scaled[0] if len(scaled) == 1 else _sum_of_trees(*scaled)
 
@@ -131,7 +132,7 @@ class _Total:
                     f"accumulate: {path} of the function is {type_text(x)}; wanted arrays and numbers, of which the "
                     "mean is returned"
                 )
-        self._layouts = list(map(left.layout, leaves(result)))
+        self._layouts = [left.layout(x) for x in leaves(result)]
         self._sum = result
 
     def add(self, result: Any) -> None:
