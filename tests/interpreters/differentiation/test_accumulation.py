@@ -150,6 +150,19 @@ def test_functions_of_gradients_see_their_sums() -> None:
     agree(st.accumulate(squared, 4)(params, batch), expected)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients_that_occur_twice_and_linear_functions_of_them_are_reduced(jit: bool) -> None:
+    params, batch, _ = arrays("checked", 64)
+
+    def several(p: Any, b: Any) -> Any:
+        g = st.grad(loss)(p, b)["w"]
+        return g, g, -g, g[1:], {"stacked": st.stack([g, g])}
+
+    expected = mean_of_parts(several, 4, params, batch)
+    run = st.accumulate(several, 4)
+    agree((st.jit(run) if jit else run)(params, batch), expected)
+
+
 def test_other_results() -> None:
     params, batch, _ = arrays("numpy", 10)
 
