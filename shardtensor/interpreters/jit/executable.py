@@ -312,6 +312,8 @@ class Executable:
     # -- the result ----------------------------------------------------------------------------------
 
     def _result(self, values: Values, sources: Sequence[Any]) -> Any:
+        for number in self._copied:  # Once, so that several views of a donated argument are views of one tensor.
+            values[number] = _copy(values[number])
         if self._one:
             return self._leaf(self.outputs[0], values, sources)
         results = [self._leaf(output, values, sources) for output in self.outputs]
@@ -324,8 +326,6 @@ class Executable:
             x = sources[output.source]
         else:
             x = values[output.value.number]
-            if output.value.number in self._copied:
-                x = _copy(x)
         if output.makes is not None:
             return output.makes(x)
         return x if output.view_spec is None else view_of(x, output.view_spec, output.aval)
