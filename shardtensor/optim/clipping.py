@@ -76,7 +76,9 @@ def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
 
     def update(updates: Any, params: Any) -> Any:
         norm = global_norm(updates)
-        factor = for_leaves(where(norm < max_norm, 1.0, max_norm / norm))
+        is_small = norm < max_norm
+        divisor = where(is_small, 1.0, norm)  # The norm of gradients that are all 0 is no divisor.
+        factor = for_leaves(where(is_small, 1.0, max_norm / divisor))
         return mapped("optim.clip_by_global_norm", lambda g: g * factor(g), {"gradients": updates})
 
     return stateless(update)

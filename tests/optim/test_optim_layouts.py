@@ -50,6 +50,16 @@ def test_other_backends(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_that_are_all_zero(name: str, jit: bool) -> None:
+    """No operator warns of a division by zero."""
+    params = {"w": st.zeros((4, 3)), "m": st.zeros((3, 3))}
+    update = OPTIMIZERS[name].update
+    updates, _ = (st.jit(update) if jit else update)(params, OPTIMIZERS[name].init(params), params)
+    assert all(np.array_equal(u, np.zeros(u.shape)) for u in st.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_parameters_without_elements(name: str, jit: bool) -> None:
     sharding = layouts()[2]
     step = step_of(OPTIMIZERS[name])

@@ -139,7 +139,7 @@ class Executable:
         return rewritten(self.traced, dataclasses.replace(self._setting, moves=True))
 
     @cached_property
-    def _is_common(self) -> bool:
+    def is_common(self) -> bool:
         """Whether processes compare the calls: whether some values are on devices of several processes."""
         return len(processes_of(tuple({d for kind in self.program.avals() for d in kind.sharding.mesh.flat}))) > 1
 
@@ -185,7 +185,7 @@ class Executable:
             result = self._result(values, sources)
         finally:
             READS.pop(id(entry), None)
-        if self._is_common:  # After the calls of its operators, which an error of a difference in them names.
+        if self.is_common:  # After the calls of its operators, which an error of a difference in them names.
             since = connected("jit").count
             identities = [f"#{identity_of(x)}" for x in sources if type(x) is ShardedTensor]
             note(f"jit({self._described}, {', '.join(identities)})")

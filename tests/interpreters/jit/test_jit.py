@@ -411,7 +411,7 @@ def test_donated_arguments(backend: str) -> None:
 def test_views_of_a_donated_argument_are_views_of_one_tensor(donated: tuple[int, ...], backend: str) -> None:
     x, y, z = st.jit(lambda x: (x, x[1:], x[:-1]), donate_argnums=donated)(split(backend))
     x[1] = 77
-    assert float(y[0]) == float(z[1]) == 77
+    assert y[0].tolist() == z[1].tolist() == [77] * 6
 
 
 @pytest.mark.parametrize("donated", [(), (0,)])
