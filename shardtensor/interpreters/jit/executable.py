@@ -322,10 +322,7 @@ class Executable:
     def _leaf(self, output: Output, values: Values, sources: Sequence[Any]) -> Any:
         if output.constant is not None:
             return output.constant()
-        if output.value is None:
-            x = sources[output.source]
-        else:
-            x = values[output.value.number]
+        x = sources[output.source] if output.value is None else values[output.value.number]
         if output.makes is not None:
             return output.makes(x)
         return x if output.view_spec is None else view_of(x, output.view_spec, output.aval)
