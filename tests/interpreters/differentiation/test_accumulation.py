@@ -74,8 +74,9 @@ def test_one_reduction_for_all_parts(backend: str, executor: str | None, n: int)
     assert log.bytes == 2 * (N - 1) * size + of_values * n
 
 
-def test_a_program_of_the_numpy_executor_has_the_bits_of_eager_mode() -> None:
-    params, batch, _ = arrays("checked", 64)
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_a_program_of_the_numpy_executor_has_the_bits_of_eager_mode(backend: str) -> None:
+    params, batch, _ = arrays(backend, 64)
     run = st.accumulate(st.value_and_grad(loss), 4)
     for a, b in zip(st.tree.leaves(st.jit(run, executor="numpy")(params, batch)), st.tree.leaves(run(params, batch)), strict=True):  # fmt: skip
         np.testing.assert_array_equal(a, b)

@@ -24,7 +24,13 @@ from shardtensor.tensor.value import Aval, aval
 
 
 def with_deferred_sums(program: Program, setting: Setting) -> Program:
-    """Returns a program with the same results that moves fewer bytes; the program itself if none is found."""
+    """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
+
+    Where no transfer moves elements, deferring sums only changes their order. Gradients are added in that of eager mode
+    if the program is to have its bits.
+    """
+    if not setting.moves and not (setting.exact and any([e.adds_gradients for e in program.equations])):
+        return program
     candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
     if not candidates:
         return program
