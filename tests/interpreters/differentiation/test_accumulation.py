@@ -82,6 +82,18 @@ def test_a_program_of_the_numpy_executor_has_the_bits_of_eager_mode(backend: str
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_a_program_adds_gradients_in_the_order_of_eager_mode(backend: str) -> None:
+    params, batch, _ = arrays(backend, 64)
+    w, x = params["w"], batch["x"]
+    for other in (lambda w: w, lambda w: w.T, lambda w: -w):
+
+        def twice(w: Any, other: Any = other) -> Any:
+            return ((x @ w) ** 2).mean() + st.tanh(x @ other(w)).mean()
+
+        np.testing.assert_array_equal(st.jit(st.grad(twice), executor="numpy")(w), st.grad(twice)(w))
+
+
 def test_a_split_gradient_is_reduce_scattered_once() -> None:
     params, batch, size = arrays("checked", 256)
     layout = st.NamedSharding(params["w"].sharding.mesh, P("data"))
