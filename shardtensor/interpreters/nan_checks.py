@@ -74,7 +74,7 @@ class debug_nans:  # noqa: N801 - used like a function
         ArgumentTypeError: ``enabled`` is not a bool.
 
     >>> x = st.asarray([4.0, 1.0, 0.0], device=st.make_mesh((3,), ("x",)))
-    >>> with st.debug_nans():
+    >>> with st.debug_nans(), np.errstate(all="ignore"):
     ...     y = x * np.inf
     Traceback (most recent call last):
     shardtensor.errors.NaNError: multiply: the result has a NaN at index (2,) on numpy:2, ...
