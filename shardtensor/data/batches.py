@@ -232,6 +232,7 @@ class Batches:
         self._drop_last = bool(drop_last)
         self.batches_per_epoch = self._plan.per_epoch
         self._step = 0
+        self._lock = fork.lock()  # Threads that share the iterator get different batches.
 
     def __len__(self) -> int:
         """The number of batches of all epochs.
@@ -254,7 +255,12 @@ class Batches:
 
     def __next__(self) -> Any:
         """Returns the batch of the step: tensors in the structure of the source."""
-        step = self._step
+        with self._lock:
+            batch = self._batch_of(self._step)
+            self._step += 1
+            return batch
+
+    def _batch_of(self, step: int) -> Any:
         if self.epochs is not None and step >= len(self):
             self.close()
             raise StopIteration
@@ -273,7 +279,6 @@ class Batches:
                 continue
             for value, boxes in zip(part.values, of_part, strict=True):
                 tensors.append(tensor_of_boxes(value, boxes.__getitem__, CALLER))
-        self._step = step + 1
         return replaced(self._form, tensors)
 
     def _reader_at(self, step: int) -> Reader:
@@ -348,7 +353,9 @@ class Batches:
                 f"{', '.join(f'{name} {given[name]}' for name in other)}; wanted "
                 f"{', '.join(f'{name} {own[name]}' for name in other)}"
             )
-        self._step = _at_least(0, given["step"], "step")
+        step = _at_least(0, given["step"], "step")
+        with self._lock:
+            self._step = step
 
 
 def _taken(source: TensorRows, numbers: Numbers, value: Aval) -> Any:

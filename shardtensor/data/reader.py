@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from shardtensor.errors import ArgumentError
 from shardtensor.host import fork
 
 
@@ -33,9 +34,18 @@ class Reader:
         self._thread.start()
 
     def take(self) -> Any:
-        """Returns the next result, or raises the error of its computation."""
+        """Returns the next result, or raises the error of its computation.
+
+        Raises:
+            ArgumentError: the reader is closed, also in another thread while this one waits.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready)
+            self._changed.wait_for(lambda: self._ready or self._is_closed)
+            if self._is_closed:
+                raise ArgumentError(
+                    "data.Batches: another thread has called close() while this one was waiting for a batch; wait for "
+                    "the call of next() first"
+                )
             result, error = self._ready.popleft()
             self.next += 1
             self._changed.notify_all()

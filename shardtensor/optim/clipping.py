@@ -106,7 +106,8 @@ def clip_by_block_rms(threshold: float) -> GradientTransformation:
 
 
 def _rms(x: Any) -> Any:
-    return sqrt(mean(_squares(x)))
+    squares = _squares(x)
+    return sqrt(mean(squares) if x.size else sum(squares))  # The mean of no elements would be NaN.
 
 
 @hinted

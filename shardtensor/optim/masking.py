@@ -78,7 +78,9 @@ def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
 
 
 def _covering(mask: Any, tree: Any, name: str) -> list[bool]:
-    keep = pytree.spread(mask, tree, "optim.masked: mask", name)
+    spread = pytree.spread(mask, tree, "optim.masked: mask", name)
+    # A mask that `tree.map` makes of parameters has None where they have.
+    keep = [False if k is None and x is None else k for k, x in zip(spread, pytree.leaves(tree), strict=True)]
     for leaf in keep:
         if not isinstance(leaf, (bool, np.bool_)):
             raise ArgumentTypeError(f"optim.masked: mask has the leaf {leaf!r:.60}, {type_text(leaf)}; wanted bools")

@@ -162,7 +162,7 @@ def scale_by_shape(consistent_rms: float | None = None) -> GradientTransformatio
     """
 
     def factor(m: int, n: int) -> float:
-        return math.sqrt(max(1, n / m)) if consistent_rms is None else math.sqrt(max(m, n)) * consistent_rms
+        return math.sqrt(max(1, n / max(m, 1))) if consistent_rms is None else math.sqrt(max(m, n)) * consistent_rms
 
     return stateless(
         lambda updates, params: mapped("optim.scale_by_shape", lambda g: factor(*g.shape) * g, {"gradients": updates})

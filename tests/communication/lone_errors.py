@@ -49,6 +49,12 @@ def floating_point() -> None:
         st.log(rows(1, 0, "float64"))
 
 
+def nan_in_a_program() -> None:
+    """The error is that of all processes, of which the last one only has the NaN at first."""
+    with st.debug_nans(), np.errstate(all="ignore"):
+        st.jit(lambda x: st.log(x + 0 * x.sum()).sum() * x)(rows(1, -100, "float64"))
+
+
 def in_a_map() -> None:
     def checked(block: np.ndarray) -> np.ndarray:
         if block.min() < 0:
@@ -77,6 +83,7 @@ EVENTS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
         index_along_an_axis, power_of_integers, in_place, compiled, floating_point, in_a_map, callback, in_all,
+        nan_in_a_program,
     )
 }  # fmt: skip
 
@@ -89,7 +96,7 @@ def attempt(event: str, ending: str) -> None:
     try:
         EVENTS[event]()
     except (IndexError, ValueError, ArithmeticError, OSError) as error:
-        print("handles", type(error).__name__)
+        print("handles", type(error).__name__, *str(error).partition(", at ")[:1] * isinstance(error, st.NaNError))
     if not ending:
         print("the sum is", int(total.sum()))
 
@@ -105,6 +112,7 @@ def catch_each() -> None:
             print(f"{event}: {error}")
     JOB.agreement = Agreement(engine, 10)
     attempt("in_all", "")
+    attempt("nan_in_a_program", "")
 
 
 if __name__ == "__main__":

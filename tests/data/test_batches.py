@@ -18,6 +18,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.data.order import shuffled
+from shardtensor.errors import ArgumentError
 from tests.draws import drawn
 from tests.host.test_fork import scripted
 
@@ -363,6 +364,52 @@ def test_threads_end_with_the_iteration_with_errors_and_with_close() -> None:
     assert not list(filter(is_reading, threading.enumerate()))  # at once
     batches.close()
     assert np.array_equal(next(batches), X[expected(1)])
+    batches.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_threads_that_share_an_iterator_get_different_batches(ahead: int) -> None:
+    batches, found = st.data.Batches(np.arange(400), 4, key=KEY, epochs=1, prefetch=ahead), list[Any]()
+    sharing = [threading.Thread(target=lambda: found.extend(batches), daemon=True) for _ in range(3)]
+    for thread in sharing:
+        thread.start()
+    for thread in sharing:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert sorted(np.concatenate(found).tolist()) == list(range(400))
+
+
+def test_close_ends_the_wait_of_another_thread() -> None:
+    reading, go, errors = threading.Event(), threading.Event(), list[Exception]()
+
+    class Rows:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, n: int) -> Any:
+            if n:
+                reading.set()
+                go.wait(30)
+            return n
+
+    def taken() -> None:
+        try:
+            next(batches)
+        except ArgumentError as error:
+            errors.append(error)
+
+    batches = st.data.Batches(Rows(), 4, shuffle=False)
+    waiting = threading.Thread(target=taken, daemon=True)
+    waiting.start()
+    assert reading.wait(30)
+    while batches._reader is None:  # The thread that reads runs before the other one has noted it.
+        time.sleep(0.001)
+    threading.Timer(0.05, go.set).start()  # The thread that reads ends after the row that it is reading.
+    batches.close()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert "another thread has called close()" in str(errors[0])
+    assert next(batches).tolist() == [0, 1, 2, 3]
     batches.close()
 
 

@@ -152,6 +152,17 @@ def test_jit_names_the_operator_and_the_line_in_the_function(backend: str) -> No
     )
 
 
+def test_offloaded_tensors(backend: str) -> None:
+    x = values(backend)
+    waiting = st.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+    for f in (st.log, st.jit(st.log)):
+        text = error_of(lambda f=f: f(waiting))
+        assert text.startswith("log: the result has a NaN at index ")
+    with st.debug_nans():
+        assert np.array_equal(waiting + 1, np.asarray(x) + 1)
+        st.jit(lambda x: (x, x + 1), donate_argnums=0)(waiting)
+
+
 @pytest.mark.parametrize("executor", ["numpy", "c", None])
 def test_executors(executor: str | None) -> None:
     f = st.jit(lambda x: (st.log(x) + 1).sum(), executor=executor)

@@ -186,3 +186,10 @@ def test_a_checkpoint_restores_a_state(tmp_path: Any) -> None:
     assert st.tree.structure(restored) == st.tree.structure(state)
     for x, y in zip(st.tree.leaves(state), st.tree.leaves(restored), strict=True):
         assert (x.tolist(), x.sharding) == (y.tolist(), y.sharding)
+
+
+def test_a_mask_of_parameters_with_none() -> None:
+    tree = {"w": st.ones((2, 2)), "b": st.ones(2), "none": None}
+    optimizer = o.masked(o.sgd(0.5), lambda p: st.tree.map(lambda x: x.ndim > 1, p))
+    updates, _ = optimizer.update(tree, optimizer.init(tree), tree)
+    assert (updates["w"][0, 0], updates["b"][0], updates["none"]) == (-0.5, 1.0, None)

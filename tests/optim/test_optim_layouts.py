@@ -48,6 +48,30 @@ def test_other_backends(name: str, backend: str) -> None:
     assert_close(trained(OPTIMIZERS[name], layouts(backend)[2], steps=3), wanted, 1e-9)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_that_are_all_zero(name: str, jit: bool) -> None:
+    """No operator warns of a division by zero."""
+    params = {"w": st.zeros((4, 3)), "m": st.zeros((3, 3))}
+    update = OPTIMIZERS[name].update
+    updates, _ = (st.jit(update) if jit else update)(params, OPTIMIZERS[name].init(params), params)
+    assert all(np.array_equal(u, np.zeros(u.shape)) for u in st.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_without_elements(name: str, jit: bool) -> None:
+    sharding = layouts()[2]
+    step = step_of(OPTIMIZERS[name])
+    results = []
+    for empty in ({}, {"none": st.zeros((0, 4), device=sharding), "no column": st.zeros((4, 0), device=sharding)}):
+        params = {**placed(start(), sharding), **empty}
+        results.append((st.jit(step) if jit else step)(params, OPTIMIZERS[name].init(params), params)[0])
+    without, whole = results
+    assert_close({key: whole[key] for key in without}, without, 1e-12)
+    assert [whole[key].shape for key in ("none", "no column")] == [(0, 4), (4, 0)]
+
+
 @pytest.mark.parametrize("sharding", layouts(), ids=lambda sharding: f"{len(sharding.mesh.devices.flat)} devices")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_are_where_their_parameters_are(name: str, sharding: Any) -> None:

@@ -10,16 +10,14 @@ import numpy as np
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import is_inexact, is_unreduced
+from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.grad import argument_numbers, check_function
 from shardtensor.interpreters.differentiation.left_sums import LeftSums, added_up, leaving_sums
 from shardtensor.interpreters.programs.trace import adding_gradients
-from shardtensor.sharding.layout import NamedSharding
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import reduced
 
 
 @hinted
@@ -80,7 +78,7 @@ def accumulate(
                 totals[size].add(result)
             else:
                 totals[size] = _Total(result, left)
-            del result, left  # The next part must not find the memory of these gradients taken.
+            del left, result  # The memory of the gradients is free while the next part is computed.
         scaled = [total.scaled(size / rows) for size, total in totals.items()]
         return scaled[0] if len(scaled) == 1 else _sum_of_trees(*scaled)
 
@@ -136,7 +134,7 @@ class _Total:
                     f"accumulate: {path} of the function is {type_text(x)}; wanted arrays and numbers, of which the "
                     "mean is returned"
                 )
-        self._layouts = [left.layout(x) or _layout_of_sum(x) for x in leaves(result)]
+        self._layouts = [left.layout(x) for x in leaves(result)]
         self._sum = result
 
     def add(self, result: Any) -> None:
@@ -150,13 +148,6 @@ class _Total:
             for x, layout in zip(leaves(self._sum), self._layouts, strict=True)
         ]
         return replaced(self._sum, [x * weight if x is not None and _is_inexact(x) else x for x in sums])
-
-
-def _layout_of_sum(x: Any) -> tuple[NamedSharding, bool] | None:
-    """Returns the layout without partial sums of a result that ``grad_fun`` has computed from gradients, which had them
-    already: a multiple of a gradient, for example. None for other results.
-    """
-    return (reduced(x._aval).sharding, x._aval.committed) if is_unreduced(x) else None
 
 
 def _sum_of_trees(x: Any, y: Any) -> Any:

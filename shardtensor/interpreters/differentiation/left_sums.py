@@ -10,6 +10,7 @@ from typing import Any
 from shardtensor.core import call, innermost
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import reduced
 
 
 class LeftSums:
@@ -24,9 +25,16 @@ class LeftSums:
         return g
 
     def layout(self, g: Any) -> tuple[NamedSharding, bool] | None:
-        """Returns the layout of the argument, and whether it is committed, if ``g`` is such a gradient."""
+        """Returns the layout in which a leaf of the result is to be added, and whether it is committed: that of the
+        argument for a gradient that was left, a replicated one for partial sums that a function made of it, such as
+        ``-g``. None for any other leaf.
+        """
         known = self._taken.get(id(g))
-        return None if known is None else known[1:]
+        if known is not None:
+            return known[1:]
+        if not self._taken or type(g) is not ShardedTensor or not g._aval.unreduced:
+            return None
+        return reduced(g._aval).sharding, g._aval.committed
 
 
 _leaving: ContextVar[LeftSums | None] = ContextVar("shardtensor_left_sums", default=None)

@@ -139,7 +139,7 @@ class Executable:
         return rewritten(self.traced, dataclasses.replace(self._setting, moves=True))
 
     @cached_property
-    def _is_common(self) -> bool:
+    def is_common(self) -> bool:
         """Whether processes compare the calls: whether some values are on devices of several processes."""
         return len(processes_of(tuple({d for kind in self.program.avals() for d in kind.sharding.mesh.flat}))) > 1
 
@@ -185,7 +185,7 @@ class Executable:
             result = self._result(values, sources)
         finally:
             READS.pop(id(entry), None)
-        if self._is_common:  # After the calls of its operators, which an error of a difference in them names.
+        if self.is_common:  # After the calls of its operators, which an error of a difference in them names.
             since = connected("jit").count
             identities = [f"#{identity_of(x)}" for x in sources if type(x) is ShardedTensor]
             note(f"jit({self._described}, {', '.join(identities)})")
@@ -312,6 +312,8 @@ class Executable:
     # -- the result ----------------------------------------------------------------------------------
 
     def _result(self, values: Values, sources: Sequence[Any]) -> Any:
+        for number in self._copied:  # Once, so that several views of a donated argument are views of one tensor.
+            values[number] = _copy(values[number])
         if self._one:
             return self._leaf(self.outputs[0], values, sources)
         results = [self._leaf(output, values, sources) for output in self.outputs]
@@ -320,12 +322,7 @@ class Executable:
     def _leaf(self, output: Output, values: Values, sources: Sequence[Any]) -> Any:
         if output.constant is not None:
             return output.constant()
-        if output.value is None:
-            x = sources[output.source]
-        else:
-            x = values[output.value.number]
-            if output.value.number in self._copied:
-                x = _copy(x)
+        x = sources[output.source] if output.value is None else values[output.value.number]
         if output.makes is not None:
             return output.makes(x)
         return x if output.view_spec is None else view_of(x, output.view_spec, output.aval)

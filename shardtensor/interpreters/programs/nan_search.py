@@ -6,7 +6,8 @@ the search goes back along operands that have one, so that a NaN that a selectio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of, is_remote
+from shardtensor.communication.between_processes.processes import gather_texts
 from shardtensor.core import Interpreter, Op, call, default_interpreter
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
@@ -91,11 +93,12 @@ def _shards(x: ShardedTensor) -> Iterable[tuple[Device, Any, Any]]:
 
 def _first_in(array: Any, device: Device, test: str) -> tuple[int, ...] | None:
     backend = backend_of(device)
+    xp = np if isinstance(array, np.ndarray) else backend.xp  # Shards of offloaded tensors are in host memory.
     with backend.on(device):
-        mask = getattr(backend.xp, test)(array)
-        if not bool(backend.xp.any(mask)):
+        mask = getattr(xp, test)(array)
+        if not bool(xp.any(mask)):
             return None
-        host = np.asarray(backend.to_host(mask, device))
+        host = np.asarray(mask if xp is np else backend.to_host(mask, device))
     return tuple(map(int, np.argwhere(host)[0]))
 
 
@@ -168,30 +171,46 @@ def found_in_program(executable: Any, values: Values, inputs: Sequence[Any]) -> 
     program: Program = executable.traced
     given = {*program.inputs, *program.captured}
     ends = [v for v in dict.fromkeys([*program.outputs, *program.writes.values()]) if v not in given]
-    bad = [v for v in ends if first_nan(values[v.number])]
+    nans = {v.number: at for v in ends if (at := first_nan(values[v.number]))}
+    if executable.is_common:
+        nans = _of_all_processes(nans)
+    bad = [v for v in ends if v.number in nans]
     if not bad:
         return None
-    search = _Search(program, inputs)
+    search = _Search(program, inputs, executable.is_common)
     found = search.origin(bad)
     if found is not None:
         return f"{found}; it is called in {executable.name}, a function of jit. {_ADVICE}"
     if any(v in search.nans for v in bad):
         return None  # Its inputs have it, and it has moved the elements.
     return (
-        f"jit: a result of {executable.name} has {first_nan(values[bad[0].number])}, and its operators, run again one "
+        f"jit: a result of {executable.name} has {nans[bad[0].number]}, and its operators, run again one "
         "by one, give none: kernels may round or add in another way; st.disable_jit() calls the function itself"
     )
 
 
+def _of_all_processes(texts: Mapping[int, str]) -> dict[int, str]:
+    """Returns the texts that any process has for numbers. All processes then decide alike, and make the same calls."""
+    found: dict[int, str] = {}
+    for row in gather_texts("debug_nans", json.dumps(texts)):
+        found = {int(number): text for number, text in json.loads(row).items()} | found
+    return found
+
+
 class _Search:
     """Runs the equations of a program one by one.
+
+    Args:
+        program: the program.
+        inputs: see `found_in_program`.
+        is_common: whether several processes run it.
 
     Attributes:
         nans: where the first NaN of each value that has one is.
         infinities: likewise for infinities.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[Any]) -> None:
+    def __init__(self, program: Program, inputs: Sequence[Any], is_common: bool) -> None:
         self.program = program
         sources = [*program.inputs, *program.captured]
         self.nans: dict[Var, str] = {}
@@ -207,6 +226,12 @@ class _Search:
             with np.errstate(all="ignore"):
                 step(values)
             self._look_at(equation.makes(), values)
+        if is_common:
+            self._inside = _of_all_processes(self._inside)
+            every = {v.number: v for v in [*sources, *[v for e in program.equations for v in e.makes()]]}
+            for found in (self.nans, self.infinities):
+                everywhere = _of_all_processes({v.number: at for v, at in found.items()})
+                found |= {every[number]: at for number, at in everywhere.items()}
 
     def _look_at(self, new: Sequence[Var], values: Values) -> None:
         for found, test in ((self.nans, "isnan"), (self.infinities, "isinf")):

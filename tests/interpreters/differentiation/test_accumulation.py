@@ -74,11 +74,24 @@ def test_one_reduction_for_all_parts(backend: str, executor: str | None, n: int)
     assert log.bytes == 2 * (N - 1) * size + of_values * n
 
 
-def test_a_program_of_the_numpy_executor_has_the_bits_of_eager_mode() -> None:
-    params, batch, _ = arrays("checked", 64)
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_a_program_of_the_numpy_executor_has_the_bits_of_eager_mode(backend: str) -> None:
+    params, batch, _ = arrays(backend, 64)
     run = st.accumulate(st.value_and_grad(loss), 4)
     for a, b in zip(st.tree.leaves(st.jit(run, executor="numpy")(params, batch)), st.tree.leaves(run(params, batch)), strict=True):  # fmt: skip
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_a_program_adds_gradients_in_the_order_of_eager_mode(backend: str) -> None:
+    params, batch, _ = arrays(backend, 64)
+    w, x = params["w"], batch["x"]
+    for other in (lambda w: w, lambda w: w.T, lambda w: -w):
+
+        def twice(w: Any, other: Any = other) -> Any:
+            return ((x @ w) ** 2).mean() + st.tanh(x @ other(w)).mean()
+
+        np.testing.assert_array_equal(st.jit(st.grad(twice), executor="numpy")(w), st.grad(twice)(w))
 
 
 def test_a_split_gradient_is_reduce_scattered_once() -> None:
@@ -208,6 +221,19 @@ def test_gradients_of_a_part_are_freed_before_the_next_one() -> None:
 
     st.accumulate(noted, 4)(w, x)
     assert held[-1] - held[0] < 1.5 * w.nbytes  # the sum only
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients_that_occur_twice_and_linear_functions_of_them_are_reduced(jit: bool) -> None:
+    params, batch, _ = arrays("checked", 64)
+
+    def several(p: Any, b: Any) -> Any:
+        g = st.grad(loss)(p, b)["w"]
+        return g, g, -g, g[1:], {"stacked": st.stack([g, g])}
+
+    expected = mean_of_parts(several, 4, params, batch)
+    run = st.accumulate(several, 4)
+    agree((st.jit(run) if jit else run)(params, batch), expected)
 
 
 def test_other_results() -> None:

@@ -421,6 +421,13 @@ def test_donated_arguments(backend: str) -> None:
 
 
 @pytest.mark.parametrize("donated", [(), (0,)])
+def test_views_of_a_donated_argument_are_views_of_one_tensor(donated: tuple[int, ...], backend: str) -> None:
+    x, y, z = st.jit(lambda x: (x, x[1:], x[:-1]), donate_argnums=donated)(split(backend))
+    x[1] = 77
+    assert y[0].tolist() == z[1].tolist() == [77] * 6
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
 def test_memory_of_donated_arguments_is_free_after_the_last_step_that_reads_it(donated: tuple[int, ...]) -> None:
     size, count = 1 << 12, 10
     layout = st.NamedSharding(st.make_mesh((2,), ("x",), devices=st.devices("checked")[:2]), st.P())

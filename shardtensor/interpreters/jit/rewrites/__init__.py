@@ -16,7 +16,7 @@ from shardtensor.interpreters.programs.passes import PASSES, saving_transfers
 PASSES += [
     ("copies", without_copies),
     ("scattered sums", saving_transfers(with_scattered_sums)),
-    ("deferred sums", saving_transfers(with_deferred_sums)),
+    ("deferred sums", with_deferred_sums),
     ("stencils", saving_transfers(with_stencils)),
     ("common transfers", saving_transfers(with_common_transfers)),
     ("common sums", saving_transfers(with_common_sums)),

@@ -26,7 +26,13 @@ from shardtensor.tensor.value import Aval, aval
 
 
 def with_deferred_sums(program: Program, setting: Setting) -> Program:
-    """Returns a program with the same results that moves fewer bytes; the program itself if none is found."""
+    """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
+
+    Where no transfer moves elements, deferring sums only changes their order. Gradients are added in that of eager mode
+    if the program is to have its bits.
+    """
+    if not setting.moves and not (setting.exact and any(e.adds_gradients for e in program.equations)):
+        return program
     candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
     if not candidates:
         return program
@@ -97,6 +103,7 @@ class _Deferral:
         self._unreduced: dict[Var, Var] = {}  # by the value of the program that is their sum
         self._narrow: dict[Var, Var] = {}  # the sums in a layout of their own, likewise
         self._added: set[Var] = set()
+        self._late: set[Var] = set()  # the values that eager mode computes of sums, and not of partial sums
         self._bits: dict[Var, int] = {}  # the reductions that a value of the program is made of
         self._touched: list[tuple[int, list[Equation], list[Equation]]] = []
         self._outputs = {*program.outputs, *program.writes.values()}
@@ -146,6 +153,9 @@ class _Deferral:
             if value.unreduced:
                 self._unreduced[v], self._bits[v] = self._new(value), bits
                 linear.results = self._unreduced[v]
+                is_early = equation.adds_gradients or "same elements" in equation.op.tags
+                if not is_early or not self._late.isdisjoint(sums):
+                    self._late.add(v)
             self._touched.append((bits, [equation], [linear]))
             return [linear]
         additions = [self._addition(v) for v in sums if v not in self._added]
@@ -160,7 +170,8 @@ class _Deferral:
         """
         if equation.writes or equation.programs or type(equation.results) is not Var:
             return None
-        if self._exact and "exact" not in equation.op.tags and not equation.adds_gradients:
+        is_as_eager = equation.adds_gradients and self._late.isdisjoint(equation.reads())
+        if self._exact and "exact" not in equation.op.tags and not is_as_eager:
             return None
         taken = {v: u for v, u in self._unreduced.items() if v not in self._narrow}
         if any(v in self._narrow or (self._once and self._divides(v)) for v in equation.reads()):
