@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.communication.between_processes.processes import note_error
-from shardtensor.core import call, hinted
+from shardtensor.core import call, hinted, innermost
 from shardtensor.data.order import shuffled
 from shardtensor.data.reader import Reader
 from shardtensor.data.sources import Numbers, Source, TensorRows, is_run, sources_of
@@ -21,6 +21,7 @@ from shardtensor.files.tensor_reads import local_boxes, on_devices, tensor_of_bo
 from shardtensor.functions.random.random_keys import Key, bits_of, integer
 from shardtensor.host import fork, memory_pool
 from shardtensor.host.units import counted
+from shardtensor.interpreters.programs.trace import Tracer
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.pytree import leaves, map_leaves, map_with_prefix, replaced
@@ -155,7 +156,7 @@ class Batches:
 
     Epochs follow each other in one iteration, which ends after the last one: there is one loop over batches, not one in
     each epoch, and `epoch` is the epoch of the next batch. A function of `shardtensor.jit` takes batches as
-    arguments; ``next`` in it would be called when it is traced only.
+    arguments; ``next`` in it is an error.
 
     Each process reads the rows that its devices hold: all processes make the same calls. Arrays, files and objects are
     read in another thread, once for each batch and in ascending order, while the program uses the batches before. The
@@ -255,6 +256,11 @@ class Batches:
 
     def __next__(self) -> Any:
         """Returns the batch of the step: tensors in the structure of the source."""
+        if isinstance(innermost(), Tracer):
+            raise ArgumentError(
+                f"{CALLER}: next is called in a function that is traced, whose program would have the same batch in "
+                "all calls; call next outside of it, and pass the batch as an argument"
+            )
         with self._lock:
             batch = self._batch_of(self._step)
             self._step += 1

@@ -460,3 +460,10 @@ def test_a_fork_continues_at_the_same_step_in_both_processes() -> None:
         """
     )
     assert output == "0\n"
+
+
+def test_next_in_a_function_that_is_traced_is_an_error() -> None:
+    batches = st.data.Batches(np.arange(10.0), 2, key=st.random.key(0))
+    with pytest.raises(ArgumentError, match="next is called in a function that is traced"):
+        st.jit(lambda x: x + next(batches))(st.ones(2))
+    assert batches.state["step"] == 0

@@ -152,6 +152,10 @@ CASES: dict[str, tuple[list[Any], Call]] = {
         for name in ("custom_vjp", "custom_jvp")
         for parameter in ("nondiff_argnums", "nondiff_argnames")
     },
+    "accumulate.batch_argnums": (
+        [1],
+        lambda a, make: st.accumulate(st.grad(lambda w, x: (w * x).sum()), 2, batch_argnums=make())(a.v, a.v),
+    ),
     "remat.static_argnums": (
         [1],
         lambda a, make: st.grad(lambda x: st.remat(power, static_argnums=make())(x, 2).sum())(a.v),

@@ -30,13 +30,15 @@ def accumulate(
     and then reduced once, in eager mode and in a program of `jit`: the bytes are those of one call with the whole
     batch.
 
-    If the parts differ in size, there are two reductions, one for the parts of each size.
+    If the parts differ in size, there are two reductions, one for the parts of each size. Products of bfloat16 and
+    float8 are added in float32 at once, before they are rounded: their gradients have a reduction for each part.
 
     Args:
         grad_fun: a function as `grad` and `value_and_grad` return it, of a loss that is a mean over the batch.
         n: the number of parts.
         batch_argnums: the positional arguments that are batches, of which all arrays with dimensions are split along
             dimension 0. By default, all but the first one. Other arguments, and those given by name, are passed on.
+            So are keys: all parts draw the same numbers, unless the function folds a number of its batch into them.
 
     Returns:
         A function of the arguments of ``grad_fun`` with the same results. Floating-point results are means, weighted
