@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 
 N = 8
 WIDTH = 16
+
+
+@pytest.fixture(autouse=True)
+def measured() -> Iterator[None]:
+    yield
+    st.reset_peak_memory(measure=False)
 
 
 def mesh_of(backend: str = "checked", **axes: int) -> st.Mesh:

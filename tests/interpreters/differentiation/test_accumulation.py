@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -16,6 +17,12 @@ from shardtensor.interpreters.differentiation.left_sums import left_sums
 
 N = 8
 WIDTH = 6
+
+
+@pytest.fixture(autouse=True)
+def measured() -> Iterator[None]:
+    yield
+    st.reset_peak_memory(measure=False)
 
 
 def arrays(backend: str, rows: int = 64, spec: Any = None) -> tuple[Any, Any, Any]:
