@@ -104,7 +104,8 @@ def loss(np: Any, sizes: Sizes, params: Params, tokens: Any, causal: Any, number
 
 
 def products(np: Any, sizes: Sizes, params: Params, x: Any, wide: Any, heads: Any, scores: Any) -> list[Any]:
-    """Returns the matrix products of a step, with the transposes of the backward pass.
+    """Returns the matrix products of a step, with the transposes of the backward pass. Without a compiler, which would
+    compute equal ones once.
 
     Args:
         np: the namespace.
@@ -204,8 +205,7 @@ def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
     def multiplying() -> Case:
         params = st.tree.map(lambda a: st.device_put(a, whole), parameters(sizes))
         given = {name: st.device_put(a, split) for name, a in product_operands(sizes).items()}
-        run = st.jit(lambda params, given: products(st, sizes, params, **given), executor="c")
-        return lambda: [y.block_until_ready() for y in run(params, given)] and None
+        return lambda: [y.block_until_ready() for y in products(st, sizes, params, **given)] and None
 
     makers: dict[str, dict[str, Callable[[], Case]]] = {
         "step": {"step": lambda: training(0), "products": multiplying},
@@ -281,8 +281,7 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
     def multiplying() -> Case:
         params = jax.device_put(parameters(sizes), whole)
         given = {name: jax.device_put(a, split) for name, a in product_operands(sizes).items()}
-        run = jax.jit(lambda params, given: products(jnp, sizes, params, **given))
-        return lambda: jax.block_until_ready(run(params, given)) and None
+        return lambda: jax.block_until_ready(products(jnp, sizes, params, **given)) and None
 
     makers: dict[str, dict[str, Callable[[], Case]]] = {
         "step": {"step": training, "products": multiplying},
