@@ -207,3 +207,33 @@ def test_offloaded_values_are_in_the_memory_of_the_host(wrap: Any, backend: str)
     (saved, _), (offloaded, on_host) = found
     assert on_host == pytest.approx(8, abs=0.1)
     assert saved >= offloaded or wrap is st.jit  # One kernel computes the chain and its gradient, and saves nothing.
+
+
+def test_remat_lowers_the_memory_of_a_step_as_cost_says() -> None:
+    mesh = st.make_mesh((8,), ("data",), devices=st.devices("checked")[:8])
+    params = st.device_put({"up": np.ones((32, 128)), "down": np.ones((128, 32))}, st.NamedSharding(mesh, st.P()))
+    x = st.device_put(np.ones((2048, 32)), st.NamedSharding(mesh, st.P("data")))
+
+    def block(params: Any, x: Any) -> Any:
+        y = x - x.mean(axis=-1, keepdims=True)
+        y = y / st.sqrt((y * y).mean(axis=-1, keepdims=True) + 1e-5)
+        h = y @ params["up"]
+        return x + (0.5 * h * (1 + st.tanh(0.8 * (h + 0.04 * h * h * h)))) @ params["down"]
+
+    measured, computed = [], []
+    for one in (block, st.remat(block)):
+
+        def loss(params: Any, x: Any, one: Any = one) -> Any:
+            for _ in range(6):
+                x = one(params, x)
+            return (x * x).mean()
+
+        step = st.jit(st.value_and_grad(loss), executor="numpy")
+        step(params, x)
+        st.reset_peak_memory()
+        before = sum(st.memory_info(d).bytes_in_use for d in mesh.devices.flat)
+        step(params, x)
+        measured.append(sum(st.memory_info(d).peak_bytes_in_use or 0 for d in mesh.devices.flat) - before)
+        computed.append(step.lower(params, x).cost().peak)
+    assert measured[1] < 0.4 * measured[0]
+    assert measured[0] - measured[1] == pytest.approx(computed[0] - computed[1], rel=0.1)
