@@ -162,7 +162,7 @@ assert all(found[-1] < found[0] - 0.5 for found in losses.values())
 assert printed.count("True") == 3
 """,
         "cell-13": r"""
-assert "goes on after step 40" in printed
+assert "goes on after step 20" in printed
 assert "the same bits: True" in printed
 assert float(printed.split()[-1]) < 1.8
 """,

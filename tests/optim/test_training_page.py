@@ -38,7 +38,7 @@ def program(folder: Path) -> str:
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param("mpi", marks=pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)),
+        pytest.param("mpi", marks=[FULL, pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)]),
         pytest.param("gloo", marks=[FULL, pytest.mark.skipif(bool(NO_GLOO), reason=NO_GLOO)]),
     ],
 )

@@ -13,7 +13,7 @@ before them if that moves fewer bytes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardtensor.core import OPS
 from shardtensor.interpreters.programs.passes import Setting
@@ -37,16 +37,16 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     if not candidates:
         return program
     count, exact = program.next_number(), setting.exact
-    options = [program.equations]
-    for once in (False, True):
-        first = _Deferral(program, candidates, count, exact, once)
-        if chosen := first.saving():
-            same = len(chosen) == len(candidates)
-            options.append((first if same else _Deferral(program, chosen, count, exact, once)).equations)
-        if not first.divides:
-            break
-    equations = options[0] if len(options) == 1 else min(options, key=bytes_of)
-    return program if equations is program.equations else dataclasses.replace(program, equations=equations)
+    options = [_Deferral(program, candidates, count, exact)]
+    if options[0].divides:
+        options.append(_Deferral(program, candidates, count, exact, once=True))
+    best = max(options, key=lambda option: option.saved)
+    if not best.saved:
+        return program
+    chosen = best.chosen
+    if len(chosen) != len(candidates):
+        best = _Deferral(program, chosen, count, exact, once=best is not options[0])
+    return dataclasses.replace(program, equations=best.equations)
 
 
 def partial_axes(equation: Equation) -> Sequence[str]:
@@ -90,6 +90,8 @@ class _Deferral:
     Attributes:
         equations: the equations.
         divides: whether several equations take a value that is unreduced.
+        chosen: the reductions that move fewer bytes if their sums are deferred, as numbers of equations of the program.
+        saved: the number of these bytes.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class _Deferral:
             if v in self._outputs and v not in self._added:
                 self.equations.append(self._addition(v))
                 self._touched.append((self._bits[v], [], self.equations[-1:]))
+        self.chosen, self.saved = self._decided()
 
     def _new(self, kind: ValueKind) -> Var:
         v = Var(self._count, kind)
@@ -229,13 +232,13 @@ class _Deferral:
 
     # -- decisions -----------------------------------------------------------------------------------
 
-    def saving(self) -> list[int]:
-        """Returns the reductions that move fewer bytes if their sums are deferred, as numbers of equations of the
-        program. Those whose partial sums meet in an equation are one decision.
+    def _decided(self) -> tuple[list[int], int]:
+        """Returns the reductions that move fewer bytes if their sums are deferred, and the number of these bytes. Those
+        whose partial sums meet in an equation are one decision.
         """
         parts: dict[int, _Part] = {}  # by the bit of each reduction
         for bits, old, new in self._touched:
-            met = list({id(part): part for part in map(parts.get, _single_bits(bits)) if part is not None}.values())
+            met = list(_each_once([parts[bit] for bit in _single_bits(bits) if bit in parts]))
             part = max(met, key=lambda part: len(part.old), default=_Part(0, [], []))
             for other in met:
                 if other is not part:
@@ -244,8 +247,9 @@ class _Deferral:
             part.old += old
             part.new += new
             parts.update(dict.fromkeys(_single_bits(part.bits if len(met) > 1 else bits), part))
-        saved = {id(part): bytes_of(part.new) < bytes_of(part.old) for part in parts.values()}
-        return [k for n, k in enumerate(self._deferred) if 1 << n in parts and saved[id(parts[1 << n])]]
+        saved = {id(part): max(bytes_of(part.old) - bytes_of(part.new), 0) for part in _each_once(parts.values())}
+        chosen = [k for n, k in enumerate(self._deferred) if 1 << n in parts and saved[id(parts[1 << n])]]
+        return chosen, sum(saved.values())
 
 
 @dataclasses.dataclass(slots=True)
@@ -255,6 +259,10 @@ class _Part:
     bits: int
     old: list[Equation]
     new: list[Equation]
+
+
+def _each_once(parts: Iterable[_Part]) -> Iterable[_Part]:
+    return {id(part): part for part in parts}.values()
 
 
 def _single_bits(bits: int) -> Iterator[int]:
