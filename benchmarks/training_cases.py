@@ -104,8 +104,7 @@ def loss(np: Any, sizes: Sizes, params: Params, tokens: Any, causal: Any, number
 
 
 def products(np: Any, sizes: Sizes, params: Params, x: Any, wide: Any, heads: Any, scores: Any) -> list[Any]:
-    """Returns the matrix products of a step, with the transposes of the backward pass. Without a compiler, which would
-    compute equal ones once.
+    """Returns the matrix products of a step, with the transposes of the backward pass.
 
     Args:
         np: the namespace.
@@ -281,7 +280,9 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
     def multiplying() -> Case:
         params = jax.device_put(parameters(sizes), whole)
         given = {name: jax.device_put(a, split) for name, a in product_operands(sizes).items()}
-        return lambda: jax.block_until_ready(products(jnp, sizes, params, **given)) and None
+        # Many calls at the same time deadlock on virtual devices. The compiler computes equal products once.
+        run = jax.jit(lambda params, given: products(jnp, sizes, params, **given))
+        return lambda: jax.block_until_ready(run(params, given)) and None
 
     makers: dict[str, dict[str, Callable[[], Case]]] = {
         "step": {"step": training, "products": multiplying},
