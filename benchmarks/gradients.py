@@ -76,13 +76,7 @@ def start_workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, 
         COMPILED: ("torch", "compiled_cases", {}),
         NUMPY: ("numpy", "numpy_cases", {}),
     }
-    return harness.start_workers(
-        {
-            column: (package, f"gradient_cases:{cases}", {**environment, "GRADIENTS_GROUP": group})
-            for column, (package, cases, environment) in columns.items()
-        },
-        0.05,
-    )
+    return harness.start_group("gradient_cases", columns, "GRADIENTS_GROUP", group)
 
 
 Start = Callable[[str], contextlib.AbstractContextManager[Mapping[str, Worker]]]

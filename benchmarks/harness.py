@@ -209,6 +209,26 @@ def start_workers(columns: Mapping[str, Library], warm_up: float = 0.0) -> Itera
         yield {column: stack.enter_context(Worker(*library, warm_up)) for column, library in columns.items()}
 
 
+def start_group(
+    module: str, columns: Mapping[str, Library], variable: str, group: str
+) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts a worker for each column, with the cases of a group of rows; a context manager that ends them.
+
+    Args:
+        module: the module of this folder that has the cases.
+        columns: as in `start_workers`, but with the function of the module only.
+        variable: the environment variable by which the module knows the group.
+        group: the group.
+    """
+    return start_workers(
+        {
+            column: (package, f"{module}:{cases}", {**environment, variable: group})
+            for column, (package, cases, environment) in columns.items()
+        },
+        0.05,
+    )
+
+
 def start_default_workers(module: str) -> contextlib.AbstractContextManager[dict[str, Worker]]:
     """Starts workers for shardtensor, NumPy, and JAX on eight and on two devices; a context manager.
 

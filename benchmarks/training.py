@@ -64,13 +64,7 @@ def start_workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, 
         TORCH: ("torch", "torch_cases", {}),
         TRAFFIC: ("numpy", "traffic_cases", {}),
     }
-    return harness.start_workers(
-        {
-            column: (package, f"training_cases:{cases}", {**environment, "TRAINING_GROUP": group})
-            for column, (package, cases, environment) in columns.items()
-        },
-        0.05,
-    )
+    return harness.start_group("training_cases", columns, "TRAINING_GROUP", group)
 
 
 Start = Callable[[str], contextlib.AbstractContextManager[Mapping[str, Worker]]]

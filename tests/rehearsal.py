@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,28 @@ class LocalWorker:
 
     def restart(self) -> None:
         """Does nothing, because this process cannot have ended."""
+
+
+def local_groups(
+    monkeypatch: pytest.MonkeyPatch, benchmark: Any, cases: Any, columns: Mapping[str, str], variable: str, sizes: Any
+) -> Callable[[str], contextlib.AbstractContextManager[dict[str, LocalWorker]]]:
+    """Returns what starts local workers for a group of rows, in place of ``benchmark.start_workers``.
+
+    Args:
+        monkeypatch: the fixture.
+        benchmark: the module of the benchmark.
+        cases: that of its cases.
+        columns: for each column, the function of that module which makes its cases.
+        variable: the environment variable that has the group.
+        sizes: the sizes of operands.
+    """
+
+    @contextlib.contextmanager
+    def start(group: str) -> Iterator[dict[str, LocalWorker]]:
+        monkeypatch.setenv(variable, group)
+        yield {column: LocalWorker(benchmark.harness, getattr(cases, name)(sizes)) for column, name in columns.items()}
+
+    return start
 
 
 def rehearse(benchmark: Any, sizes: Any) -> tuple[Any, dict[str, list[Any]]]:

@@ -72,8 +72,10 @@ def init(key, args):
             "down": weight(4 * width, width, scale=last),
         }  # fmt: skip
 
-    ends = {"tokens": weight(args.vocabulary, width), "positions": weight(args.context, width), "norm": norm()}
-    return {**ends, "logits": weight(width, args.vocabulary), "blocks": [block() for _ in range(args.layers)]}
+    return {
+        "tokens": weight(args.vocabulary, width), "positions": weight(args.context, width),
+        "blocks": [block() for _ in range(args.layers)], "norm": norm(), "logits": weight(width, args.vocabulary),
+    }  # fmt: skip
 
 
 def specs(args):
@@ -175,8 +177,7 @@ class Trainer:
         return cross_entropy(self.model(params, rows[:, :-1]).astype(self.args.dtype), rows[:, 1:])
 
     def _step(self, params, state, rows):
-        gradient, parts = st.value_and_grad(self.loss), self.args.accumulate
-        loss, grads = (st.accumulate(gradient, parts) if parts > 1 else gradient)(params, rows)
+        loss, grads = st.accumulate(st.value_and_grad(self.loss), self.args.accumulate)(params, rows)
         if self.layouts:
             grads = st.reshard(grads, self.layouts.grads)
         updates, state = self.optimizer.update(grads, state, params)

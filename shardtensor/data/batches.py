@@ -14,7 +14,7 @@ from shardtensor.communication.between_processes.processes import note_error
 from shardtensor.core import call, hinted, innermost
 from shardtensor.data.order import shuffled
 from shardtensor.data.reader import Reader
-from shardtensor.data.sources import Numbers, Source, TensorRows, is_run, sources_of
+from shardtensor.data.sources import Numbers, ReadRows, Source, TensorRows, is_run, sources_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError, message_of
 from shardtensor.files.chunk_grids import Box, size_of
 from shardtensor.files.tensor_reads import local_boxes, on_devices, tensor_of_boxes
@@ -95,7 +95,7 @@ class _Plan:
         return [self._read_part(part, numbers, step) for part in self.parts[len(numbers)]]
 
     def _read_part(self, part: _Part, numbers: Numbers, step: int) -> list[Boxes]:
-        if isinstance(part.source, TensorRows):
+        if not isinstance(part.source, ReadRows):
             return []
         if len(part.places) < len(numbers):
             numbers = numbers[part.places]

@@ -41,8 +41,8 @@ class Kind(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Source(abc.ABC):
-    """Rows that are read together.
+class Source:
+    """Rows that belong together.
 
     Attributes:
         rows: their number.
@@ -54,6 +54,18 @@ class Source(abc.ABC):
 
     def __init__(self, rows: int, *kinds: Kind) -> None:
         self.rows, self.kinds = rows, kinds
+
+
+class TensorRows(Source):
+    """A tensor, whose rows its devices transfer when a batch is handed out: they are not read ahead."""
+
+    def __init__(self, x: ShardedTensor) -> None:
+        super().__init__(_rows_of(x.shape), Kind(x.shape[1:], x.dtype))
+        self.x = x
+
+
+class ReadRows(Source, abc.ABC):
+    """Rows that are read into host arrays."""
 
     def gather(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
         """Reads rows in any order, each of which occurs once, into an array of each kind."""
@@ -71,7 +83,7 @@ class Source(abc.ABC):
         """Reads rows in ascending order."""
 
 
-class ArrayRows(Source):
+class ArrayRows(ReadRows):
     """An array of any library that has slices and takes arrays of indices, such as those of NumPy, HDF5 or zarr."""
 
     def __init__(self, x: Any) -> None:
@@ -102,19 +114,7 @@ class ArrayRows(Source):
             out[...] = np.asarray(self.x[rows])
 
 
-class TensorRows(Source):
-    """A tensor, whose rows its devices transfer when a batch is handed out: they are not read ahead."""
-
-    def __init__(self, x: ShardedTensor) -> None:
-        super().__init__(_rows_of(x.shape), Kind(x.shape[1:], x.dtype))
-        self.x = x
-
-    def read(self, rows: Numbers, outs: Sequence[HostArray]) -> None:
-        """Is not called: operators take the rows."""
-        raise AssertionError("operators take the rows of tensors")
-
-
-class FileRows(Source):
+class FileRows(ReadRows):
     """An array in row-major order in a file, which stays open."""
 
     def __init__(self, path: str, dtype: np.dtype[Any], shape: Shape, start: int) -> None:
@@ -136,7 +136,7 @@ class FileRows(Source):
             out.byteswap(inplace=True)
 
 
-class ZarrRows(Source):
+class ZarrRows(ReadRows):
     """An array in a folder, of whose inner chunks each is read once for a batch."""
 
     def __init__(self, array: ZarrArray) -> None:
@@ -157,7 +157,7 @@ class ZarrRows(Source):
                 out[part] = self._array.read(((first, last), *rest), filled=True)[rows[part] - first]
 
 
-class ItemRows(Source):
+class ItemRows(ReadRows):
     """An object that returns an item, an array or a pytree of arrays, for each number below its length.
 
     One with a method ``__getitems__``, as in PyTorch, gets the numbers of a batch in one list.

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
+from shardtensor.hints import similar
 from shardtensor.optim.parameter_trees import kind_text
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
@@ -95,6 +96,7 @@ def _check(name: str, x: Any, axes: Sequence[str]) -> None:
             raise ShardingError(
                 f"optim.zero: axis is {axis!r}, and the mesh of {name} has the axes "
                 f"{', '.join(map(repr, x.sharding.mesh.shape))}; wanted one of them"
+                f"{similar(axis, x.sharding.mesh.shape)}"
             )
 
 

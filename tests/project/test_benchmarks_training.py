@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from tests import peers
 from tests.conftest import NO_TORCH
-from tests.rehearsal import LocalWorker, modules_of
+from tests.rehearsal import LocalWorker, local_groups, modules_of
 
 
 @pytest.fixture
@@ -25,12 +24,7 @@ def measured(benchmark: Any, monkeypatch: pytest.MonkeyPatch, columns: Mapping[s
     cases = benchmark.training_cases
     tiny = cases.Sizes(8, 3, 4, 2, 1, 4, 64, 3)
 
-    @contextlib.contextmanager
-    def start(group: str) -> Iterator[Any]:
-        monkeypatch.setenv("TRAINING_GROUP", group)
-        made = {column: getattr(cases, name)(tiny) for column, name in columns.items()}
-        yield {column: LocalWorker(benchmark.harness, by_name) for column, by_name in made.items()}
-
+    start = local_groups(monkeypatch, benchmark, cases, columns, "TRAINING_GROUP", tiny)
     effort = benchmark.Effort(1)
     tables: tuple[Any, Any] = benchmark.make_tables(benchmark.measure(effort, start), effort)
     return tables

@@ -15,7 +15,7 @@ from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.grad import argument_numbers, check_function
 from shardtensor.interpreters.differentiation.left_sums import LeftSums, added_up, leaving_sums
 from shardtensor.interpreters.programs.trace import adding_gradients
-from shardtensor.tensor.operands import is_data
+from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -30,8 +30,8 @@ def accumulate(
     and then reduced once, in eager mode and in a program of `jit`: the bytes are those of one call with the whole
     batch.
 
-    If the parts differ in size, there are two reductions, one for the parts of each size. Products of bfloat16 and
-    float8 are added in float32 at once, before they are rounded: their gradients have a reduction for each part.
+    Products of bfloat16 and float8 are added in float32 at once, before they are rounded: their gradients have a
+    reduction for each part.
 
     Args:
         grad_fun: a function as `grad` and `value_and_grad` return it, of a loss that is a mean over the batch.
@@ -68,21 +68,21 @@ def accumulate(
             else argument_numbers("accumulate", batch_argnums, len(args))
         )
         rows = _rows(args, numbers, n)
-        totals: dict[int, _Total] = {}  # by the rows of a part: sums with a common weight, scaled after the reduction
+        total = None
         for k in range(n):
             part = [
                 map_leaves(functools.partial(_part, k=k, n=n), x) if i in numbers else x for i, x in enumerate(args)
             ]
-            size = len(range(k, rows, n))
+            weight = len(range(k, rows, n)) / rows
             with leaving_sums() as left:
                 result = grad_fun(*part, **kwargs)
-            if size in totals:
-                totals[size].add(result)
+            if total is None:
+                total = _Total(result, left, weight)
             else:
-                totals[size] = _Total(result, left)
+                total.add(result, weight)
             del left, result  # The memory of the gradients is free while the next part is computed.
-        scaled = [total.scaled(size / rows) for size, total in totals.items()]
-        return scaled[0] if len(scaled) == 1 else _sum_of_trees(*scaled)
+        assert total is not None
+        return total.reduced()
 
     return accumulated
 
@@ -122,42 +122,47 @@ def _rows(args: Sequence[Any], numbers: Sequence[int], n: int) -> int:
 
 
 class _Total:
-    """The sum of the results of parts of the same size.
+    """The weighted sum of the results of parts.
+
+    Results are multiplied by their weights before they are added, while gradients are partial sums, so that the
+    reduction comes last, and can be one into the layout to which a program transfers the gradient.
 
     Args:
         result: the result of the first part.
         left: the gradients in it that are partial sums.
+        weight: the weight of inexact numbers; integers are counts.
     """
 
-    def __init__(self, result: Any, left: LeftSums) -> None:
+    def __init__(self, result: Any, left: LeftSums, weight: float) -> None:
         for path, x in zip(paths(result, "the result"), leaves(result), strict=True):
             if x is not None and not hasattr(x, "dtype") and not isinstance(x, (bool, int, float, complex)):
                 raise ArgumentTypeError(
                     f"accumulate: {path} of the function is {type_text(x)}; wanted arrays and numbers, of which the "
                     "mean is returned"
                 )
-        self._layouts = [left.layout(x) for x in leaves(result)]
-        self._sum = result
+        self._form = form_of(result)
+        self._layouts = list(map(left.layout, leaves(result)))
+        self._sum = map_leaves(functools.partial(_weighted, weight=weight), result)
 
-    def add(self, result: Any) -> None:
+    def add(self, result: Any, weight: float) -> None:
         """Adds the result of another part."""
-        self._sum = _sum_of_trees(self._sum, result)
+        if form_of(result) != self._form:
+            raise ArgumentError("accumulate: the results of the function differ in structure from part to part")
+        with adding_gradients():
+            sums = [
+                None if total is None else total + _weighted(x, weight)
+                for total, x in zip(leaves(self._sum), leaves(result), strict=True)
+            ]
+        self._sum = replaced(self._sum, sums)
 
-    def scaled(self, weight: float) -> Any:
-        """Returns the reduced sum: inexact numbers times a weight, integers as they are."""
-        sums = [
-            x if layout is None else added_up(x, layout)
-            for x, layout in zip(leaves(self._sum), self._layouts, strict=True)
-        ]
-        return replaced(self._sum, [x * weight if x is not None and _is_inexact(x) else x for x in sums])
+    def reduced(self) -> Any:
+        """Returns the sum without partial sums."""
+        pairs = zip(leaves(self._sum), self._layouts, strict=True)
+        return replaced(self._sum, [x if layout is None else added_up(x, layout) for x, layout in pairs])
 
 
-def _sum_of_trees(x: Any, y: Any) -> Any:
-    if form_of(x) != form_of(y):
-        raise ArgumentError("accumulate: the results of the function differ in structure from part to part")
+def _weighted(x: Any, weight: float) -> Any:
+    if x is None or weight == 1 or not is_inexact(dtype_of(x)):
+        return x
     with adding_gradients():
-        return replaced(x, [None if a is None else a + b for a, b in zip(leaves(x), leaves(y), strict=True)])
-
-
-def _is_inexact(x: Any) -> bool:
-    return is_inexact(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
+        return x * weight

@@ -40,10 +40,10 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     options = [_Deferral(program, candidates, count, exact)]
     if options[0].divides:
         options.append(_Deferral(program, candidates, count, exact, once=True))
-    best = max(options, key=lambda option: option.saved)
-    if not best.saved:
+    decisions = [(*option.decided(), option) for option in options]
+    chosen, saved, best = max(decisions, key=lambda decision: decision[1])
+    if not saved:
         return program
-    chosen = best.chosen
     if len(chosen) != len(candidates):
         best = _Deferral(program, chosen, count, exact, once=best is not options[0])
     return dataclasses.replace(program, equations=best.equations)
@@ -90,8 +90,6 @@ class _Deferral:
     Attributes:
         equations: the equations.
         divides: whether several equations take a value that is unreduced.
-        chosen: the reductions that move fewer bytes if their sums are deferred, as numbers of equations of the program.
-        saved: the number of these bytes.
     """
 
     def __init__(
@@ -119,7 +117,6 @@ class _Deferral:
             if v in self._outputs and v not in self._added:
                 self.equations.append(self._addition(v))
                 self._touched.append((self._bits[v], [], self.equations[-1:]))
-        self.chosen, self.saved = self._decided()
 
     def _new(self, kind: ValueKind) -> Var:
         v = Var(self._count, kind)
@@ -232,9 +229,9 @@ class _Deferral:
 
     # -- decisions -----------------------------------------------------------------------------------
 
-    def _decided(self) -> tuple[list[int], int]:
-        """Returns the reductions that move fewer bytes if their sums are deferred, and the number of these bytes. Those
-        whose partial sums meet in an equation are one decision.
+    def decided(self) -> tuple[list[int], int]:
+        """Returns the reductions that move fewer bytes if their sums are deferred, as numbers of equations of the
+        program, and the number of these bytes. Those whose partial sums meet in an equation are one decision.
         """
         parts: dict[int, _Part] = {}  # by the bit of each reduction
         for bits, old, new in self._touched:
