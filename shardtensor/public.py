@@ -459,6 +459,7 @@ from shardtensor.spmd.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
+from shardtensor.spmd.ragged_exchange import ragged_all_to_all as ragged_all_to_all
 from shardtensor.spmd.maps.pmap import pmap as pmap
 from shardtensor.spmd.maps.shard_map import shard_map as shard_map
 from shardtensor.spmd.maps.smap import smap as smap

@@ -8,6 +8,7 @@ of all programs count as different values, of which the cotangents are added.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.map_gradients import MapDerivative
 from shardtensor.spmd.maps.launch import map_shards
 from shardtensor.spmd.maps.outputs import check_equal
+from shardtensor.spmd.ragged_exchange import NUMBERS, ragged_all_to_all, ragged_return, without_received
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -54,7 +56,7 @@ class Collective(Recording):
 
     def with_types(self, typed: bool) -> Collective:
         """Returns the derivative of a call in a map of which all programs do the same."""
-        collective = Collective(self.transpose, self.saved, joins=self.joins)
+        collective = copy.copy(self)
         collective.meets, collective.typed = False, typed and self.joins
         return collective
 
@@ -214,6 +216,34 @@ def _moved(g: Any, recorded: Call, pairs: Sequence[tuple[int, int]], k: int) -> 
     return cotangent if cotangent.shape == recorded.kinds[k].shape else zeros_of(recorded.kinds[k])
 
 
+class RaggedExchange(Collective):
+    """The derivative of `ragged_all_to_all` (of which the rows that are received are in the places of others), and of
+    its transpose, which adds them.
+    """
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__(self.of_operand, NUMBERS)
+        self.adds = adds
+
+    def of_operand(self, g: Any, call: Call, k: int, typed: bool) -> Any:
+        """Sends the cotangents of the rows back to the programs that have sent these."""
+        name = "ragged_all_to_all" if self.adds else "ragged_return"
+        return _met(name, g, call, output=zeros_of(call.kinds[0], g.dtype), **call.saved)
+
+    def transposed(self, g: Any, call: Call) -> list[Any]:
+        """Returns the cotangents of the operand and of the output. The latter has none where rows were received."""
+        (of_operand,) = super().transposed(g, call)
+        is_wanted = of_operand is not None and (self.meets or call.active[1])
+        return [of_operand, self._of_output(g, call) if is_wanted else None, *[None] * len(NUMBERS)]
+
+    def _of_output(self, g: Any, recorded: Call) -> Any:
+        if self.adds:
+            return g
+        offsets, sizes = (call("asarray", recorded.saved[name]) for name in ("output_offsets", "recv_sizes"))
+        begins = _met("all_to_all", offsets, recorded, split_axis=0, concat_axis=0, tiled=True)
+        return None if g is None else without_received(whole(g, recorded.results[0]), begins, tensor_here(sizes))
+
+
 class _Assembly(Recording):
     """The derivative of `assemble`. Of equal blocks only the first is used, so that the others get nothing, unless all
     of them are known to be one value: each then gets the cotangent of that.
@@ -283,6 +313,8 @@ _ROWS: tuple[tuple[Function, Any], ...] = (
     (collectives.pswapaxes, Collective(_of_exchange)),
     (collectives.ppermute, Collective(_of_permutation)),
     (collectives.pshuffle, Collective(_of_shuffle)),
+    (ragged_all_to_all, RaggedExchange(adds=False)),
+    (ragged_return, RaggedExchange(adds=True)),
     (map_shards, MapDerivative()),
     (assemble, _Assembly()),
     (check_equal, ZERO),
