@@ -21,7 +21,6 @@ from shardtensor.spmd.axes import AxisName, AxisPosition, axis_position
 from shardtensor.spmd.collectives import Groups, recorded_by_library
 from shardtensor.spmd.maps.launch import BATCHING, DERIVATIVES
 from shardtensor.spmd.rendezvous import Arrays, joint_rendezvous
-from shardtensor.tensor.operands import as_operand
 
 _CALLER = "ragged_all_to_all"
 
@@ -118,8 +117,7 @@ def ragged_return(
 def _exchanged(returns: bool, *arguments: Any) -> Any:
     *operands, axis_name, axis_index_groups = arguments
     at = axis_position(_CALLER, axis_name, axis_index_groups)
-    given = [as_operand(x, _CALLER) if isinstance(x, (list, tuple)) else x for x in operands]
-    named = dict(zip((*ARRAYS, *NUMBERS), given, strict=True))
+    named = dict(zip((*ARRAYS, *NUMBERS), operands, strict=True))
     arrays, numbers = ({name: named[name] for name in names} for names in (ARRAYS, NUMBERS))
 
     def body(communicator: Communicator, contributions: Arrays) -> Sequence[Any]:
@@ -143,7 +141,7 @@ def _exchanged(returns: bool, *arguments: Any) -> Any:
 
 
 for _function, _returns in ((ragged_all_to_all, False), (ragged_return, True)):
-    implements(_function, "algorithm", "infer")(functools.partial(_exchanged, _returns))
+    implements(_function, "algorithm", "announcing", "infer")(functools.partial(_exchanged, _returns))
     implements(_function, "recorded")(functools.partial(recorded_by_library, OPS[_function.__name__]))
     implements(_function, "derivative")(DERIVATIVES)
     implements(_function, "batching")(BATCHING)

@@ -104,8 +104,8 @@ def joint_rendezvous(
             "in a map inside of this one"
         )
     for name, x in (arrays | numbers).items():
-        if x is None:
-            raise ArgumentTypeError(f"{caller}: {name} is None; wanted an array")
+        if not hasattr(x, "shape"):
+            raise ArgumentTypeError(f"{caller}: {name} is {'None' if x is None else type_text(x)}; wanted an array")
     mine = [_contribution(x, program, caller, name, False) for name, x in arrays.items()]
     integers = [
         x if isinstance(x, np.ndarray) else _contribution(x, program, caller, name, False)

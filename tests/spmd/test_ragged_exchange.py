@@ -1,0 +1,408 @@
+"""`ragged_all_to_all`, compared with NumPy on the list of all devices' arrays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.spmd.ragged_exchange import ragged_return
+from tests.draws import drawn
+from tests.layouts import DTYPES, array, assert_close, everywhere, mesh_of, values_of
+from tests.spmd.test_collectives import teams_along, together
+
+GRIDS = [(1,), (2,), (3,), (4,), (5,), (2, 2), (2, 3), (1, 3)]
+Rows = list[tuple[int, int, int, int]]
+"""For each slice of a device the position of the receiver, the first row, where it goes, and the number of rows."""
+
+
+class Exchange(NamedTuple):
+    """The arguments of all devices that exchange rows, as host arrays."""
+
+    operands: list[np.ndarray]
+    outputs: list[np.ndarray]
+    begins: list[np.ndarray]
+    sizes: list[np.ndarray]
+    places: list[np.ndarray]
+    expected: list[np.ndarray]
+
+    def of(self, k: int) -> list[np.ndarray]:
+        return [column[k] for column in self]
+
+    def slices(self, i: int) -> Rows:
+        each = len(self.begins[i]) // len(self.begins)
+        rows = zip(self.begins[i].tolist(), self.places[i].tolist(), self.sizes[i].tolist(), strict=True)
+        return [(j // each, *row) for j, row in enumerate(rows)]
+
+    def answer(self) -> list[np.ndarray]:
+        """What each device gets."""
+        results = [x.copy() for x in self.outputs]
+        for i, operand in enumerate(self.operands):
+            for k, begin, at, n in self.slices(i):
+                results[k][at : at + n] = operand[begin : begin + n]
+        return results
+
+    def returned(self, cotangents: Sequence[np.ndarray], into: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What each device gets by the transpose."""
+        results = [x.copy() for x in into]
+        for i in range(len(results)):
+            for k, begin, at, n in self.slices(i):
+                results[i][begin : begin + n] += cotangents[k][at : at + n]
+        return results
+
+    def sent(self) -> dict[tuple[int, int], int]:
+        """The bytes from each device to each other."""
+        found: dict[tuple[int, int], int] = {}
+        for i, operand in enumerate(self.operands):
+            for k, *_, n in self.slices(i):
+                if n and i != k:
+                    found[i, k] = found.get((i, k), 0) + operand[:1].nbytes // max(len(operand[:1]), 1) * n
+        return {pair: nbytes for pair, nbytes in found.items() if nbytes}
+
+
+def exchange_of(
+    count: int, each: int, tail: tuple[int, ...], dtype: str, numbers: str, draw: Callable[[int, int], int]
+) -> Exchange:
+    """Returns arguments of ``count`` devices with ``each`` slices for each of them; ``draw(a, b)`` is from a to b."""
+    lengths = [draw(0, 6) for _ in range(count)]
+    sizes = np.array([[draw(0, lengths[i]) for _ in range(count * each)] for i in range(count)])
+    begins = np.array([[draw(0, lengths[i] - n) if n else draw(-9, 99) for n in sizes[i]] for i in range(count)])
+    places, rooms = np.zeros_like(sizes), []
+    for k in range(count):
+        slices = [(i, k * each + j) for i in range(count) for j in range(each)]
+        room = draw(0, 2)
+        for at in sorted(slices, key=lambda _: draw(0, 99)):
+            places[at] = room if sizes[at] else draw(-9, 99)
+            room += sizes[at] + (draw(0, 1) if sizes[at] else 0)
+        rooms.append(room)
+    expected = sizes.reshape(count, count, each).transpose(1, 0, 2).reshape(count, -1)
+    return Exchange(
+        [array((n, *tail), dtype, k) for k, n in enumerate(lengths)],
+        [array((n, *tail), dtype, 20 + k) for k, n in enumerate(rooms)],
+        *[[row.astype(numbers) for row in table] for table in (begins, sizes, places, expected)],
+    )
+
+
+def some_exchange(seed: int, count: int, each: int = 1, tail: tuple[int, ...] = (3,), dtype: str = "float64") -> Exchange:
+    rng = np.random.default_rng(seed)
+    return exchange_of(count, each, tail, dtype, "int32", lambda a, b: int(rng.integers(a, b + 1)))
+
+
+def even_exchange(count: int, each: int = 1, rows: int = 6, room: int = 20, seed: int = 0) -> Exchange:
+    """Arguments of equal shapes on all devices, of which the slices of one do not overlap."""
+    rng = np.random.default_rng(seed)
+    sizes = np.array([np.diff([0, *np.sort(rng.integers(0, rows + 1, count * each))]) for _ in range(count)])
+    begins = np.cumsum(sizes, axis=1) - sizes
+    expected = sizes.reshape(count, count, each).transpose(1, 0, 2).reshape(count, -1)
+    ends = np.cumsum(expected, axis=1) - expected + 1
+    places = ends.reshape(count, count, each).transpose(1, 0, 2).reshape(count, -1)
+    return Exchange(
+        [rng.standard_normal((rows, 3)) for _ in range(count)],
+        [rng.standard_normal((room, 3)) for _ in range(count)],
+        *[[*table.astype("int32")] for table in (begins, sizes, places, expected)],
+    )
+
+
+def called(arguments: Any, axis: Any, **more: Any) -> Any:
+    return st.ragged_all_to_all(*arguments, axis_name=axis, **more)
+
+
+def test_any_call_agrees_with_numpy(backend: str) -> None:
+    @hypothesis.settings(max_examples=drawn(150, fast=25))
+    @hypothesis.given(data=some.data())
+    def check(data: Any) -> None:
+        draw = data.draw
+        grid = draw(some.sampled_from(GRIDS))
+        mesh = mesh_of(grid, backend)
+        axes = draw(some.permutations(mesh.axis_names))[: draw(some.integers(1, len(grid)))]
+        teams, more = teams_along(grid, mesh.axis_names, axes), {}
+        if draw(some.booleans()):
+            indices = draw(some.permutations(range(len(teams[0]))))
+            cuts = sorted(draw(some.sets(some.integers(1, len(indices)))) | {0, len(indices)})
+            lists = [indices[a:b] for a, b in itertools.pairwise(cuts)]
+            more = {"axis_index_groups": lists}
+            teams = [[members[i] for i in group] for members in teams for group in lists]
+        tail = tuple(draw(some.lists(some.integers(0, 3), max_size=2)))
+        dtype, numbers = draw(some.sampled_from(DTYPES)), draw(some.sampled_from(["int32", "int64", "uint8"]))
+        offers, wanted, returned = {}, {}, {}
+        for members in teams:
+            # Unsigned numbers cannot be negative, not even those of empty slices.
+            least = 0 if numbers == "uint8" else -9
+
+            def integer(a: int, b: int, least: int = least) -> int:
+                return int(draw(some.integers(max(a, least), b)))
+
+            exchange = exchange_of(len(members), draw(some.integers(1, 3)), tail, dtype, numbers, integer)
+            back = [array(x.shape, dtype, 40 + k) for k, x in enumerate(exchange.outputs)]
+            for n, k in enumerate(members):
+                offers[k] = [*exchange.of(n), back[n]]
+            wanted |= zip(members, exchange.answer(), strict=True)
+            if dtype != "bool":
+                returned |= zip(members, exchange.returned(back, exchange.operands), strict=True)
+        axis = axes[0] if len(axes) == 1 and draw(some.booleans()) else tuple(axes)
+
+        def program(offer: Any) -> Any:
+            *arguments, back = offer
+            result = called(arguments, axis, **more)
+            if dtype == "bool":
+                return [result]
+            return [result, ragged_return(back, arguments[0], *arguments[2:], axis_name=axis, **more)]
+
+        found = together(program, [offers[k] for k in range(mesh.size)], mesh)
+        for k, results in enumerate(found):
+            assert_close(results[0], wanted[k], True)
+            if dtype != "bool":
+                assert_close(results[1], returned[k], True)
+
+    check()
+
+
+@everywhere
+def test_the_example_of_jax(backend: str) -> None:
+    """That of the docstring of `jax.lax.ragged_all_to_all`; its CPU backend has no such collective."""
+    given = [[[1, 2, 2], [3, 4, 0]], [[0] * 4] * 2, [[0, 1]] * 2, [[1, 2], [1, 1]], [[0, 0], [1, 2]], [[1, 1], [2, 1]]]
+    mesh = mesh_of((2,), backend)
+    arguments = [st.asarray(x, device=st.NamedSharding(mesh, st.P("x"))) for x in given]
+    f = st.shard_map(lambda *a: called([x[0] for x in a], "x")[None], mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+    for call in (f, st.jit(f)):
+        assert values_of(call(*arguments)).tolist() == [[1, 3, 0, 0], [2, 2, 4, 0]]
+
+
+@everywhere
+def test_maps_of_every_kind(backend: str) -> None:
+    exchange = even_exchange(4, 2)
+    devices, wanted = st.devices(backend)[:4], np.array(exchange.answer())
+    stacked = [np.stack(column) for column in exchange]
+    mapped = st.pmap(lambda *a: called(a, "i"), axis_name="i", devices=devices)
+    assert_close(values_of(mapped(*stacked)), wanted, True)
+    assert_close(values_of(st.jit(mapped)(*stacked)), wanted, True)
+    listed = st.pmap(lambda *a: called(a, "i"), *exchange, axis_name="i", devices=devices)
+    for result, answer in zip(listed, wanted, strict=True):
+        assert_close(values_of(result), answer, True)
+    grid = np.array(devices, object).reshape(2, 2)
+
+    def inner(*a: Any) -> Any:
+        return st.pmap(lambda *b: called(b, ("o", "i")), *a, axis_name="i")
+
+    nested = st.pmap(inner, *[x.reshape(2, 2, *x.shape[1:]) for x in stacked], axis_name="o", devices=grid)
+    assert_close(values_of(nested).reshape(wanted.shape), wanted, True)
+
+
+@everywhere
+def test_maps_of_different_sizes_on_each_device(backend: str) -> None:
+    """Operands and outputs of which some are empty, in lists of shards."""
+    for seed in range(3):
+        exchange = some_exchange(seed, 5, 2)
+        made = st.pmap(lambda *a: called(a, "i"), *exchange, axis_name="i", devices=st.devices(backend)[:5])
+        for result, answer in zip(made, exchange.answer(), strict=True):
+            assert_close(values_of(result), answer, True)
+
+
+@everywhere
+@pytest.mark.parametrize("count", [1, 3])
+def test_output_and_operand_stay_what_they_are(count: int, backend: str) -> None:
+    """The result is a copy, and later writes to the arguments do not change it, nor one of them another."""
+    exchange = even_exchange(count)
+
+    def body(arguments: Any) -> Any:
+        mine = [x * 1 for x in arguments]
+        kept = [x * 1 for x in mine]
+        result = called(mine, "x")
+        same = [(x == y).all() for x, y in zip(mine, kept, strict=True)]
+        for x in mine:
+            x[...] = 7
+        st.psum(1, "x")
+        return [result, *same]
+
+    found = together(body, [exchange.of(k) for k in range(count)], mesh_of((count,), backend))
+    for (result, *same), answer in zip(found, exchange.answer(), strict=True):
+        assert_close(result, answer, True)
+        assert all(map(bool, same))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_results_are_read_only(backend: str) -> None:
+    exchange = even_exchange(2)
+
+    def body(arguments: Any) -> None:
+        with pytest.raises(ValueError, match="read-only"):
+            called(arguments, "x")[...] = 0
+
+    together(body, [exchange.of(k) for k in range(2)], mesh_of((2,), backend))
+
+
+def test_large_slices(backend: str) -> None:
+    """Slices that are sent each by itself, and that are copied in blocks."""
+    rng = np.random.default_rng(0)
+    count, n = 3, 1 << 15
+    sizes = np.array([[n, 5, 0], [0, n, n], [7, n, 1]])
+    begins = np.cumsum(sizes, axis=1) - sizes
+    places = np.cumsum(sizes, axis=0) - sizes
+    operands = [rng.standard_normal((total, 5)) for total in sizes.sum(axis=1)]
+    outputs = [np.zeros((total, 5)) for total in sizes.sum(axis=0)]
+    exchange = Exchange(operands, outputs, [*begins], [*sizes], [*places], [*sizes.T])
+    found = together(lambda a: called(a, "x"), [exchange.of(k) for k in range(count)], mesh_of((count,), backend))
+    for result, answer in zip(found, exchange.answer(), strict=True):
+        assert_close(result, answer, True)
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------------
+
+
+@everywhere
+@pytest.mark.parametrize("each", [1, 2])
+def test_bytes_are_those_of_the_rows_for_other_devices(each: int, backend: str) -> None:
+    for count in (1, 2, 5):
+        exchange = some_exchange(count, count, each, (3,), "float32")
+        offers = [exchange.of(k) for k in range(count)]
+        with st.transfers() as log, st.transfer_guard("disallow"):
+            together(lambda a: called(a, "x"), offers, mesh_of((count,), backend))
+        rows = [r for r in log if r.operator == "ragged_all_to_all"]
+        assert {(r.source.id, r.destination.id): r.bytes for r in rows} == exchange.sent()
+        assert len(rows) == len(exchange.sent())
+        assert all(r.axis == "x" and r.explicit for r in rows)
+
+
+def test_the_price_without_elements_is_an_upper_bound() -> None:
+    """Each device receives as many rows as its output has, or all that the others can send."""
+
+    def price(count: int, rows: int, room: int, each: int = 1) -> tuple[int, int]:
+        mesh = st.AbstractMesh((count,), ("x",))
+        given = [st.zeros((count * n, *tail), dtype=kind, device=st.NamedSharding(mesh, st.P("x")))
+                 for n, tail, kind in [(rows, (2,), "float32"), (room, (2,), "float32"), *[(count * each, (), "int64")] * 4]]  # fmt: skip
+        f = st.shard_map(lambda *a: called(a, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+        found = st.simulate(f, *given)
+        assert st.eval_shape(f, *given).shape == (count * room, 2)
+        return found.bytes, found.messages
+
+    assert price(4, 100, 30) == (4 * 30 * 8, 12)
+    assert price(4, 2, 30) == (4 * 6 * 8, 12)
+    assert price(4, 2, 30, each=3) == (4 * 18 * 8, 12)
+    assert price(1, 5, 5) == (0, 0)
+    assert price(4, 0, 30) == (0, 0)
+    assert price(4096, 1000, 4095) == (4096 * 4095 * 8, 4096 * 4095)
+
+
+def test_the_price_of_blocks_of_unequal_sizes() -> None:
+    """Two of four devices have a row, which each other device may get; where both may send, each has a share, rounded
+    up.
+    """
+    mesh = st.AbstractMesh((4,), ("x",))
+    f = st.shard_map(lambda *a: called(a, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+    shapes = [((2, 3), "float64"), ((5, 3), "float64"), *[((16,), "int64")] * 4]
+    given = [st.zeros(shape, dtype=kind, device=st.NamedSharding(mesh, st.P("x"))) for shape, kind in shapes]
+    assert st.simulate(f, *given).bytes == 24 * (1 + 1 + 2 + 2)
+
+
+def test_jit_records_one_equation(backend: str) -> None:
+    exchange = even_exchange(3)
+    mesh = mesh_of((3,), backend)
+    stacked = [st.asarray(np.concatenate(x), device=st.NamedSharding(mesh, st.P("x"))) for x in exchange]
+    f = st.jit(st.shard_map(lambda *a: called(a, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x")))
+    assert f.lower(*stacked).as_text().count("ragged_all_to_all") == 1
+    for turn in (0, 1):  # The second call has other offsets in the same arrays.
+        given = [np.roll(column, turn, axis=0) if k < 2 else column for k, column in enumerate(exchange)]
+        arguments = [st.asarray(np.concatenate(x), device=st.NamedSharding(mesh, st.P("x"))) for x in given]
+        assert_close(values_of(f(*arguments)), np.concatenate(Exchange(*map(list, given)).answer()), True)
+    other = even_exchange(3, seed=5)
+    arguments = [st.asarray(np.concatenate(x), device=st.NamedSharding(mesh, st.P("x"))) for x in other]
+    with st.transfers() as log:
+        assert_close(values_of(f(*arguments)), np.concatenate(other.answer()), True)
+    assert sum(r.bytes for r in log if r.operator == "ragged_all_to_all") == sum(other.sent().values())
+
+
+def test_explain_shows_the_call() -> None:
+    exchange = even_exchange(2)
+    mesh = mesh_of((2,), "numpy")
+    f = st.shard_map(lambda *a: called(a, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+    text = str(st.explain(f, *[np.concatenate(x) for x in exchange]))
+    assert "ragged_all_to_all" in text
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+FITTING: dict[str, list[Any]] = {
+    "operand": [np.ones((4, 2)), np.ones((3, 2))],
+    "output": [np.zeros((4, 2)), np.zeros((5, 2))],
+    "input_offsets": [[0, 1], [0, 2]],
+    "send_sizes": [[1, 3], [2, 1]],
+    "output_offsets": [[0, 0], [2, 4]],
+    "recv_sizes": [[1, 2], [3, 1]],
+}
+
+
+@pytest.mark.parametrize(("changes", "kind", "words"), [
+    ({"send_sizes": [[-1, 3], [2, 1]]}, st.CollectiveError, "send_sizes[0] of {0} is -1; wanted 0 or more"),
+    ({"recv_sizes": [[1, 2], [3, -5]]}, st.CollectiveError, "recv_sizes[1] of {1} is -5; wanted 0 or more"),
+    ({"send_sizes": [[1, 2], [2, 1]]}, st.CollectiveError, "send_sizes[1] of {0} is 2, and recv_sizes[0] of {1}, which receives it, is 3; wanted equal sizes"),
+    ({"input_offsets": [[0, 2], [0, 2]]}, st.CollectiveError, "input_offsets[1] of {0} is 2, send_sizes[1] is 3, and operand has 4 rows; wanted slices within operand"),
+    ({"input_offsets": [[0, 1], [-1, 2]]}, st.CollectiveError, "input_offsets[0] of {1} is -1, send_sizes[0] is 2"),
+    ({"input_offsets": [[0, 2**63 - 1], [0, 2]]}, st.CollectiveError, "wanted slices within operand"),
+    ({"output_offsets": [[0, 0], [3, 4]]}, st.CollectiveError, "output_offsets[0] of {1} is 3, send_sizes[0] is 2, and output of {0}, which receives it, has 4 rows; wanted slices within output"),
+    ({"output_offsets": [[0, -2], [2, 4]]}, st.CollectiveError, "output_offsets[1] of {0} is -2"),
+    ({"output_offsets": [[0, 0], [2, 2]]}, st.CollectiveError, "{1} receives rows 0 to 2 of its output from {0}, and rows 2 to 2 from {1}; wanted output_offsets of slices that do not overlap"),
+    ({"input_offsets": [[0.0, 1.0], [0, 2]]}, st.ArgumentTypeError, "input_offsets of {0} has dtype float64; wanted integers"),
+    ({"recv_sizes": [[1, 2], [True, False]]}, st.ArgumentTypeError, "recv_sizes of {1} has dtype bool; wanted integers"),
+    ({"send_sizes": [[1, 3], [2, 1, 0]]}, st.ShapeError, "send_sizes of {1} has shape (3,); wanted one dimension, of a multiple of 2, the number of devices along axis 'x'"),
+    ({"send_sizes": [[[1, 3]], [2, 1]]}, st.ShapeError, "send_sizes of {0} has shape (1, 2); wanted one dimension"),
+    ({"send_sizes": [[1, 3], [2, 1, 0, 0]]}, st.ShapeError, "send_sizes of {1} has shape (4,), and input_offsets of {0} (2,); wanted equal shapes"),
+    (dict.fromkeys(("input_offsets", "send_sizes", "output_offsets", "recv_sizes"), [np.zeros(0, int)] * 2), st.ShapeError, "input_offsets of {0} has shape (0,); wanted one dimension, of a multiple of 2"),
+    ({"operand": [np.ones((4, 2)), np.ones((3, 1))]}, st.ShapeError, "operand of {1} has shape (3, 1), and operand of {0} (4, 2); wanted shapes that differ in the first dimension only"),
+    ({"output": [np.zeros((4, 2)), np.zeros(5)]}, st.ShapeError, "output of {1} has shape (5,)"),
+    ({"output": [np.zeros(()), np.zeros((5, 2))]}, st.ShapeError, "output of {0} has no dimension; wanted an array of rows"),
+    ({"output": [np.zeros((4, 2)), np.zeros((5, 2), "float32")]}, st.ArgumentTypeError, "output of {1} is an array of float32, and operand of {0} one of float64; wanted one dtype"),
+    ({"output": [None, None]}, st.ArgumentTypeError, "output is None; wanted an array"),
+    ({"output": ["a", "b"]}, st.ArgumentTypeError, "output is a str; wanted an array"),
+    ({"send_sizes": [(1, 3), (2, 1)]}, st.ArgumentTypeError, "send_sizes is a tuple; wanted an array"),
+])  # fmt: skip
+def test_errors(changes: dict[str, list[Any]], kind: type[Exception], words: str, backend: str) -> None:
+    """All programs raise the same error."""
+    mesh, messages = mesh_of((2,), backend), []
+
+    def body(k: int) -> None:
+        given = [column[k] for column in (FITTING | changes).values()]
+        on_device = [st.asarray(np.asarray(x)) if isinstance(x, (np.ndarray, list)) else x for x in given]
+        with pytest.raises(kind) as caught:
+            called(on_device, "x")
+        messages.append(str(caught.value))
+
+    together(body, [0, 1], mesh)
+    (message,) = {*messages}
+    assert message.startswith("ragged_all_to_all: ")
+    assert words.format(*mesh.flat) in message
+    arguments = [[np.asarray(column[k]) for column in FITTING.values()] for k in range(2)]
+    assert together(lambda a: called(a, "x"), arguments, mesh)[0].tolist() == [[1, 1], [0, 0], [1, 1], [1, 1]]
+
+
+def test_other_errors(backend: str) -> None:
+    mesh = mesh_of((3,), backend)
+    exchange = even_exchange(3)
+    offers = [exchange.of(k) for k in range(3)]
+    for call, kind, words in [
+        (lambda a: called(a, "q"), st.ShardingError, "ragged_all_to_all: no axis is called 'q' here"),
+        (lambda a: called(a, "x", axis_index_groups=[[0], [1]]), st.ArgumentError, "every index from 0 to 2 must occur"),
+        (lambda a: called(a, "x") if st.axis_index("x") else a, st.CollectiveError, "returned without such a call"),
+        (lambda a: called(a, "x") if st.axis_index("x") else st.psum(1, "x"), st.CollectiveError, "psum over 'x'"),
+    ]:
+        with pytest.raises(kind, match=None) as caught:
+            together(call, offers, mesh)
+        assert words in str(caught.value)
+    with pytest.raises(st.ShardingError, match="ragged_all_to_all: there is no mapped function around this call"):
+        called(offers[0], "x")
+    with pytest.raises(st.ArgumentTypeError, match="axis_name"):
+        st.ragged_all_to_all(*offers[0])
+
+
+def test_programs_of_several_devices_are_refused() -> None:
+    x = st.zeros((4, 2))
+    with pytest.raises(st.ArgumentTypeError, match="this program has 2 devices; wanted programs of one device each"):
+        st.shard_map(
+            lambda x: called([x, x, *[np.zeros(2, int)] * 4], "x"), mesh=mesh_of((2, 2), "numpy"), in_specs=st.P("x"),
+            out_specs=st.P("x"), axis_names={"x"},
+        )(x)  # fmt: skip
