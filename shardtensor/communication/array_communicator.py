@@ -177,12 +177,12 @@ class ArrayCommunicator(Communicator):
 
     def _part(self, arrays: Sequence[Any], row: Rows) -> Any:
         """Returns the rows that a device sends, as a view."""
-        return self._view(arrays, row.source, slice(row.begin, row.begin + row.count))
+        return self._view(arrays, row.source, slice(row.begin, row.begin + row.size))
 
     def _place(self, results: Sequence[Any], rows: Sequence[Rows], pieces: Iterable[Any], adds: bool) -> None:
         """Writes rows into arrays on their destinations, or adds them."""
         for row, piece in zip(rows, pieces, strict=True):
-            out, part = results[row.destination], slice(row.at, row.at + row.count)
+            out, part = results[row.destination], slice(row.at, row.at + row.size)
             with self.backends[row.destination].on(self.devices[row.destination]):
                 out[part] = out[part] + piece if adds else piece
 

@@ -41,14 +41,14 @@ class Rows(NamedTuple):
         source, destination: the positions of the devices.
         begin: the first row.
         at: the index in the destination's array of the place for the first row.
-        count: the number of rows.
+        size: the number of rows.
     """
 
     source: int
     destination: int
     begin: int
     at: int
-    count: int
+    size: int
 
 
 class Communicator(abc.ABC):
@@ -172,7 +172,7 @@ class Communicator(abc.ABC):
         def messages() -> tuple[Ints, Ints, Ints]:
             counts = np.zeros((len(arrays), len(arrays)), np.int64)
             for row in rows:
-                counts[row.source, row.destination] += row.count
+                counts[row.source, row.destination] += row.size
             return _exchange([self._row(a, 0) for a in arrays], list(counts), range(len(arrays)))
 
         self._announce(AllToAll, messages)
@@ -193,9 +193,10 @@ class Communicator(abc.ABC):
             sizes, which, counts = np.unique(sent, return_inverse=True, return_counts=True)
             most = np.minimum(sizes[:, None], places)  # rows from a device with so many to each destination
             of_others = np.maximum(counts @ most - np.minimum(sent, places), 1)
-            return [self._row(a, 0) for a in arrays], list(-(-most * np.minimum(places, of_others) // of_others)), which
+            shares = -(-most * np.minimum(places, of_others) // of_others)
+            return _exchange([self._row(a, 0) for a in arrays], list(shares), which.tolist())
 
-        self._announce(AllToAll, lambda: _exchange(*messages()))
+        self._announce(AllToAll, messages)
         return self._send_rows(arrays, into, (), False)
 
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
@@ -233,9 +234,7 @@ class Communicator(abc.ABC):
     ) -> list[Any]: ...
 
     @abc.abstractmethod
-    def _send_rows(
-        self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool
-    ) -> list[Any]: ...
+    def _send_rows(self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool) -> list[Any]: ...
 
     @abc.abstractmethod
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]: ...

@@ -7,10 +7,12 @@ arrived, checks that they fit together, and lists the messages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.communicator import Communicator, Rows
@@ -71,14 +73,13 @@ def ragged_all_to_all(
         CollectiveError: a slice is not within its array, the sender and the receiver give different sizes, slices
             overlap where they are received, or the programs along the axis do not all make this call.
 
-    >>> rows, sizes = np.array([1, 2, 2, 3, 4, 0]), np.array([1, 2, 1, 1])
-    >>> def exchange(x, send_sizes):
-    ...     received = st.all_to_all(send_sizes, "i", 0, 0, tiled=True)
-    ...     begins = st.cumsum(received) - received  # where the slice of each sender begins
-    ...     return st.ragged_all_to_all(x, st.zeros(4, dtype=x.dtype), st.cumsum(send_sizes) - send_sizes, send_sizes,
-    ...                                 st.all_to_all(begins, "i", 0, 0, tiled=True), received, axis_name="i")
-    >>> f = st.shard_map(exchange, mesh=st.make_mesh((2,), ("i",)), in_specs=(st.P("i"), st.P("i")), out_specs=st.P("i"))
-    >>> f(rows, sizes).tolist()
+    >>> def exchange(x, sizes):
+    ...     received = st.all_to_all(sizes, "i", 0, 0, tiled=True)
+    ...     places = st.all_to_all(st.cumsum(received) - received, "i", 0, 0, tiled=True)
+    ...     output = st.zeros(4, dtype=x.dtype)
+    ...     return st.ragged_all_to_all(x, output, st.cumsum(sizes) - sizes, sizes, places, received, axis_name="i")
+    >>> f = st.shard_map(exchange, mesh=st.make_mesh((2,), ("i",)), in_specs=st.P("i"), out_specs=st.P("i"))
+    >>> f(np.array([1, 2, 2, 3, 4, 0]), np.array([1, 2, 1, 1])).tolist()
     [1, 3, 0, 0, 2, 2, 4, 0]
     """
 
@@ -134,7 +135,7 @@ def _exchanged(returns: bool, *arguments: Any) -> Any:
         slices.check([x.shape[0] for x in senders], [x.shape[0] for x in receivers])
         rows = slices.rows()
         if returns:
-            rows = [Rows(row.destination, row.source, row.at, row.begin, row.count) for row in rows]
+            rows = [Rows(row.destination, row.source, row.at, row.begin, row.size) for row in rows]
         return communicator.send_rows(sources, into, rows, adds=returns)
 
     return joint_rendezvous(_CALLER, at, arrays, numbers, (("returns", returns),), body)
@@ -178,7 +179,7 @@ def _check_arrays(communicator: Communicator, operands: Arrays, outputs: Arrays)
                 )
 
 
-def _check_numbers(devices: Sequence[Device], columns: dict[str, Sequence[Any]], at: AxisPosition) -> int:
+def _check_numbers(devices: Sequence[Device], columns: Mapping[str, Arrays], at: AxisPosition) -> int:
     """Checks that the offsets and sizes of all devices are as many integers, and returns their number."""
     first = columns["input_offsets"][0]
     for name, arrays in columns.items():
@@ -187,8 +188,8 @@ def _check_numbers(devices: Sequence[Device], columns: dict[str, Sequence[Any]],
                 raise ArgumentTypeError(f"{_CALLER}: {name} of {device} has dtype {array.dtype}; wanted integers")
             if len(array.shape) != 1 or not array.shape[0] or array.shape[0] % len(devices):
                 raise ShapeError(
-                    f"{_CALLER}: {name} of {device} has shape {tuple(array.shape)}; wanted one dimension, of a multiple "
-                    f"of {len(devices)}, the number of devices along axis {at.description}"
+                    f"{_CALLER}: {name} of {device} has shape {tuple(array.shape)}; wanted one dimension, of a "
+                    f"multiple of {len(devices)}, the number of devices along axis {at.description}"
                 )
             if array.shape != first.shape:
                 raise ShapeError(
@@ -208,7 +209,7 @@ class _Slices:
 
     def __init__(self, devices: Sequence[Device], begins: Ints, counts: Ints, places: Ints, expected: Ints) -> None:
         self._devices = devices
-        self._each = begins.shape[1] // len(devices)
+        self._each = int(begins.shape[1]) // len(devices)
         self.begins, self.counts, self.places, self.expected = begins, counts, places, expected
 
     def _receiver(self, number: int) -> int:
@@ -227,7 +228,9 @@ class _Slices:
         """
         for name, sizes in (("send_sizes", self.counts), ("recv_sizes", self.expected)):
             for i, j in _first(sizes < 0):
-                raise CollectiveError(f"{_CALLER}: {name}[{j}] of {self._devices[i]} is {sizes[i, j]}; wanted 0 or more")
+                raise CollectiveError(
+                    f"{_CALLER}: {name}[{j}] of {self._devices[i]} is {sizes[i, j]}; wanted 0 or more"
+                )
         n, is_sent = len(self._devices), self.counts > 0
         by_sender = self.expected.reshape(n, n, self._each).transpose(1, 0, 2).reshape(n, -1)
         for i, j in _first(by_sender != self.counts):
@@ -256,13 +259,13 @@ class _Slices:
 
     def _check_overlap(self, k: int) -> None:
         """Checks that no slices overlap where a device receives them."""
-        received = sorted([(row.at, row.at + row.count, row.source) for row in self._rows_to(k)])
-        for (at, end, i), (begin, last, j) in zip(received, received[1:], strict=False):
+        received = sorted([(row.at, row.at + row.size, row.source) for row in self._rows_to(k)])
+        for (at, end, i), (begin, last, j) in itertools.pairwise(received):
             if begin < end:
                 devices = self._devices
                 raise CollectiveError(
-                    f"{_CALLER}: {devices[k]} receives rows {at} to {end - 1} of its output from {devices[i]}, and rows "
-                    f"{begin} to {last - 1} from {devices[j]}; wanted output_offsets of slices that do not overlap"
+                    f"{_CALLER}: {devices[k]} receives rows {at} to {end - 1} of its output from {devices[i]}, and "
+                    f"rows {begin} to {last - 1} from {devices[j]}; wanted output_offsets of slices that do not overlap"
                 )
 
     def rows(self) -> list[Rows]:
@@ -275,6 +278,6 @@ class _Slices:
         return [Rows(i, k, begin, at, n) for i, slices in enumerate(table) for begin, at, n in slices if n]
 
 
-def _first(wrong: Ints) -> list[list[int]]:
-    """Returns the position of the first slice that is wrong; none, if all are right."""
-    return np.argwhere(wrong)[:1].tolist()
+def _first(wrong: npt.NDArray[np.bool]) -> Iterator[tuple[int, int]]:
+    """Yields the position of the first slice that is wrong; none, if all are right."""
+    yield from np.argwhere(wrong)[:1].tolist()

@@ -20,8 +20,8 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import axis_position
-from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.spmd.ragged_exchange import without_received
+from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.pytree import leaves, replaced
 
 Arrays = Mapping[Any, Any]

@@ -89,7 +89,9 @@ def exchange_of(
     )
 
 
-def some_exchange(seed: int, count: int, each: int = 1, tail: tuple[int, ...] = (3,), dtype: str = "float64") -> Exchange:
+def some_exchange(
+    seed: int, count: int, each: int = 1, tail: tuple[int, ...] = (3,), dtype: str = "float64"
+) -> Exchange:
     rng = np.random.default_rng(seed)
     return exchange_of(count, each, tail, dtype, "int32", lambda a, b: int(rng.integers(a, b + 1)))
 
@@ -169,7 +171,9 @@ def test_the_example_of_jax(backend: str) -> None:
     given = [[[1, 2, 2], [3, 4, 0]], [[0] * 4] * 2, [[0, 1]] * 2, [[1, 2], [1, 1]], [[0, 0], [1, 2]], [[1, 1], [2, 1]]]
     mesh = mesh_of((2,), backend)
     arguments = [st.asarray(x, device=st.NamedSharding(mesh, st.P("x"))) for x in given]
-    f = st.shard_map(lambda *a: called([x[0] for x in a], "x")[None], mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+    f = st.shard_map(
+        lambda *a: called([x[0] for x in a], "x")[None], mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x")
+    )
     for call in (f, st.jit(f)):
         assert values_of(call(*arguments)).tolist() == [[1, 3, 0, 0], [2, 2, 4, 0]]
 
@@ -386,7 +390,11 @@ def test_other_errors(backend: str) -> None:
     offers = [exchange.of(k) for k in range(3)]
     for call, kind, words in [
         (lambda a: called(a, "q"), st.ShardingError, "ragged_all_to_all: no axis is called 'q' here"),
-        (lambda a: called(a, "x", axis_index_groups=[[0], [1]]), st.ArgumentError, "every index from 0 to 2 must occur"),
+        (
+            lambda a: called(a, "x", axis_index_groups=[[0], [1]]),
+            st.ArgumentError,
+            "every index from 0 to 2 must occur",
+        ),
         (lambda a: called(a, "x") if st.axis_index("x") else a, st.CollectiveError, "returned without such a call"),
         (lambda a: called(a, "x") if st.axis_index("x") else st.psum(1, "x"), st.CollectiveError, "psum over 'x'"),
     ]:

@@ -250,7 +250,11 @@ def only_read(equation: Equation, inferred: Step) -> Step:
     """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
     operands only. A loop, a branch or a map does not read its operands: its functions do.
     """
-    read = [] if equation.op.signature.functions or equation.programs else [x.number for x in equation.operands if type(x) is Var]
+    read = (
+        []
+        if equation.op.signature.functions or equation.programs
+        else [x.number for x in equation.operands if type(x) is Var]
+    )
 
     def step(values: Values) -> None:
         for number in read:

@@ -282,7 +282,9 @@ def _encoded(leaf: Any, devices: Devices) -> Any:
         return {"text": leaf}
     if type(leaf) is HostNumbers:
         read_all([leaf])
-        return {"numbers": [(text_of(a.dtype), a.shape, a.tolist() if a.dtype.kind in "iu" else 0) for a in leaf.arrays]}
+        return {
+            "numbers": [(text_of(a.dtype), a.shape, a.tolist() if a.dtype.kind in "iu" else 0) for a in leaf.arrays]
+        }
     if leaf is None or type(leaf) in SCALARS:
         return {"complex": [leaf.real, leaf.imag]} if type(leaf) is complex else leaf
     if not isinstance(leaf, ShardedTensor):

@@ -60,7 +60,6 @@ def check(fn: Callable[..., Any], *args: Any, jit: bool = True, twice: bool = Fa
 GROUPS = [[0, 2], [1, 3]]
 
 
-
 def ragged(x: Any, groups: Any = None) -> Any:
     """Sends slices of x, some of which overlap, and some of which are empty, into another array that depends on x."""
     sizes = np.array([[(i + 2 * k) % 3 for k in range(N)] for i in range(N)])
