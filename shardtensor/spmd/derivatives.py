@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtensor.core import Function, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentError
-from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, without_rows, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
 from shardtensor.functions.standard.joining import assemble
 from shardtensor.interpreters.differentiation.tape import Tape
@@ -27,7 +27,7 @@ from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.map_gradients import MapDerivative
 from shardtensor.spmd.maps.launch import map_shards
 from shardtensor.spmd.maps.outputs import check_equal
-from shardtensor.spmd.ragged_exchange import NUMBERS, ragged_all_to_all, ragged_return, without_received
+from shardtensor.spmd.ragged_exchange import NUMBERS, ragged_all_to_all, ragged_return
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -241,7 +241,7 @@ class RaggedExchange(Collective):
             return g
         offsets, sizes = (call("asarray", recorded.saved[name]) for name in ("output_offsets", "recv_sizes"))
         begins = _met("all_to_all", offsets, recorded, split_axis=0, concat_axis=0, tiled=True)
-        return None if g is None else without_received(whole(g, recorded.results[0]), begins, tensor_here(sizes))
+        return None if g is None else without_rows(whole(g, recorded.results[0]), begins, tensor_here(sizes))
 
 
 class _Assembly(Recording):

@@ -16,13 +16,15 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.communicator import Communicator, Rows
-from shardtensor.core import OPS, call, implements, operator
+from shardtensor.core import OPS, implements, operator
 from shardtensor.errors import ArgumentTypeError, CollectiveError, ShapeError
 from shardtensor.sharding.layout import Ints
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_position
 from shardtensor.spmd.collectives import Groups, recorded_by_library
 from shardtensor.spmd.maps.launch import BATCHING, DERIVATIVES
+from shardtensor.spmd.maps.map_types import Tree
 from shardtensor.spmd.rendezvous import Arrays, joint_rendezvous
+from shardtensor.tensor.tensor import ArrayLike
 
 _CALLER = "ragged_all_to_all"
 
@@ -32,16 +34,16 @@ NUMBERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
 @operator(operands=(*ARRAYS, *NUMBERS), tags=("spmd",))
 def ragged_all_to_all(
-    operand: Any,
-    output: Any,
-    input_offsets: Any,
-    send_sizes: Any,
-    output_offsets: Any,
-    recv_sizes: Any,
+    operand: ArrayLike,
+    output: Tree,
+    input_offsets: ArrayLike,
+    send_sizes: ArrayLike,
+    output_offsets: ArrayLike,
+    recv_sizes: ArrayLike,
     *,
     axis_name: AxisName,
     axis_index_groups: Groups = None,
-) -> Any:
+) -> Tree:
     """Sends slices of rows, of any sizes, from each device along a named axis to each other one: an `all_to_all` of
     parts of unequal sizes.
 
@@ -86,16 +88,16 @@ def ragged_all_to_all(
 
 @operator(operands=(*ARRAYS, *NUMBERS), tags=("internal", "spmd"))
 def ragged_return(
-    operand: Any,
-    output: Any,
-    input_offsets: Any,
-    send_sizes: Any,
-    output_offsets: Any,
-    recv_sizes: Any,
+    operand: ArrayLike,
+    output: Tree,
+    input_offsets: ArrayLike,
+    send_sizes: ArrayLike,
+    output_offsets: ArrayLike,
+    recv_sizes: ArrayLike,
     *,
     axis_name: AxisName,
     axis_index_groups: Groups = None,
-) -> Any:
+) -> Tree:
     """The transpose of `ragged_all_to_all` with the same offsets and sizes: sends each slice back from where it was
     received, and adds it to the rows of ``output`` from which it was sent.
 
@@ -146,14 +148,6 @@ for _function, _returns in ((ragged_all_to_all, False), (ragged_return, True)):
     implements(_function, "recorded")(functools.partial(recorded_by_library, OPS[_function.__name__]))
     implements(_function, "derivative")(DERIVATIVES)
     implements(_function, "batching")(BATCHING)
-
-
-def without_received(x: Any, begins: Any, sizes: Any) -> Any:
-    """Returns an array with zeros in the rows of slices, which may be empty."""
-    ends, rows = call("add", begins, sizes), call("arange", x.shape[0])
-    begun, ended = (call("searchsorted", call("sort", at), rows, side="right") for at in (begins, ends))
-    is_received = call("reshape", call("greater", begun, ended), (-1, *[1] * (x.ndim - 1)))
-    return call("where", is_received, 0, x)
 
 
 # -- checks ----------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from typing import Any
 from shardtensor.backend.protocol import Backend
 from shardtensor.core import Op, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.functions.derivatives.cotangents import without_rows
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import axis_position
-from shardtensor.spmd.ragged_exchange import without_received
 from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.pytree import leaves, replaced
 
@@ -241,7 +241,7 @@ def _of_rows(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     rows = recorded.shapes[k][0] - g[k].shape[0]
     zeros = call("zeros", (rows, *g[k].shape[1:]), dtype=recorded.backend.dtype_of(g[k]))
     back = call("ragged_all_to_all" if returns else "ragged_return", g[k], zeros, **numbers)
-    kept = g[k] if returns else without_received(g[k], begins, call("asarray", numbers["recv_sizes"]))
+    kept = g[k] if returns else without_rows(g[k], begins, call("asarray", numbers["recv_sizes"]))
     return {k: call("concat", [back, kept])}
 
 
