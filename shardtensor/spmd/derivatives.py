@@ -222,26 +222,29 @@ class RaggedExchange(Collective):
     """
 
     def __init__(self, *, adds: bool) -> None:
-        super().__init__(self.of_operand, NUMBERS)
+        super().__init__(self._of_operand, NUMBERS)
         self.adds = adds
 
-    def of_operand(self, g: Any, call: Call, k: int, typed: bool) -> Any:
-        """Sends the cotangents of the rows back to the programs that have sent these."""
-        name = "ragged_all_to_all" if self.adds else "ragged_return"
-        return _met(name, g, call, output=zeros_of(call.kinds[0], g.dtype), **call.saved)
-
     def transposed(self, g: Any, call: Call) -> list[Any]:
-        """Returns the cotangents of the operand and of the output. The latter has none where rows were received."""
-        (of_operand,) = super().transposed(g, call)
-        is_wanted = of_operand is not None and (self.meets or call.active[1])
-        return [of_operand, self._of_output(g, call) if is_wanted else None, *[None] * len(NUMBERS)]
+        """Returns the cotangents of the operand and of the output."""
+        kind, cotangents = call.results[0], list[Any]()
+        g = zeros_of(kind) if g is None else whole(g, kind)
+        for k, transpose in enumerate((self._of_operand, self._of_output)):
+            cotangents.append(tensor_here(transpose(g, call, k, self.typed)) if self.meets or call.active[k] else None)
+        return [*cotangents, *[None] * len(NUMBERS)]
 
-    def _of_output(self, g: Any, recorded: Call) -> Any:
+    def _of_operand(self, g: Any, recorded: Call, k: int, typed: bool) -> Any:
+        """Sends the cotangents of rows back to the programs that have sent these."""
+        name = "ragged_all_to_all" if self.adds else "ragged_return"
+        return _met(name, g, recorded, output=zeros_of(recorded.kinds[k], g.dtype), **recorded.saved)
+
+    def _of_output(self, g: Any, recorded: Call, k: int, typed: bool) -> Any:
+        """The rows that were received do not depend on the output."""
         if self.adds:
             return g
-        offsets, sizes = (call("asarray", recorded.saved[name]) for name in ("output_offsets", "recv_sizes"))
+        offsets, sizes = (recorded.saved[name] for name in ("output_offsets", "recv_sizes"))
         begins = _met("all_to_all", offsets, recorded, split_axis=0, concat_axis=0, tiled=True)
-        return None if g is None else without_rows(whole(g, recorded.results[0]), begins, tensor_here(sizes))
+        return without_rows(g, tensor_here(call("arange", g.shape[0])), begins, tensor_here(sizes))
 
 
 class _Assembly(Recording):

@@ -238,10 +238,11 @@ def _of_rows(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     numbers = {name: recorded.params[name] for name in (*recorded.op.operands[2:], *_SHARED)}
     offsets = {k: call("asarray", numbers["output_offsets"])}
     begins = recorded.along("all_to_all", offsets, split_axis=0, concat_axis=0, tiled=True)[k]
-    rows = recorded.shapes[k][0] - g[k].shape[0]
-    zeros = call("zeros", (rows, *g[k].shape[1:]), dtype=recorded.backend.dtype_of(g[k]))
+    count = recorded.shapes[k][0] - g[k].shape[0]
+    zeros = call("zeros", (count, *g[k].shape[1:]), dtype=recorded.backend.dtype_of(g[k]))
     back = call("ragged_all_to_all" if returns else "ragged_return", g[k], zeros, **numbers)
-    kept = g[k] if returns else without_rows(g[k], begins, call("asarray", numbers["recv_sizes"]))
+    sizes, rows = call("asarray", numbers["recv_sizes"]), call("arange", g[k].shape[0])
+    kept = g[k] if returns else without_rows(g[k], rows, begins, sizes)
     return {k: call("concat", [back, kept])}
 
 

@@ -323,3 +323,120 @@ def test_programs_of_several_devices_are_refused() -> None:
             lambda x: called([x, x, *[np.zeros(2, int)] * 4], "x"), mesh=mesh_of((2, 2), "numpy"), in_specs=st.P("x"),
             out_specs=st.P("x"), axis_names={"x"},
         )(x)  # fmt: skip
+
+
+# -- batches, and derivatives ------------------------------------------------------------------------------------------
+
+
+def batches(seed: int, count: int, size: int, shared: bool) -> list[Exchange]:
+    """Examples of one shape, with the same offsets and sizes, or others."""
+    examples = [even_exchange(count, 2, seed=seed + e) for e in range(size)]
+    return [Exchange(*x[:2], *examples[0][2:]) for x in examples] if shared else examples
+
+
+@everywhere
+@pytest.mark.parametrize("shared", [True, False])
+def test_vmap_in_and_around_maps(shared: bool, backend: str) -> None:
+    examples = batches(0, 3, 4, shared)
+    wanted = np.stack([x.answer() for x in examples])  # (example, device, row, column)
+    columns = [np.stack([np.stack(x[n]) for x in examples]) for n in range(6)]
+    given = [x[0] if shared and n >= 2 else x for n, x in enumerate(columns)]
+    axes = [0 if not shared or n < 2 else None for n in range(6)]
+    inside = [x if axis is None else np.moveaxis(x, 0, 1) for x, axis in zip(given, axes, strict=True)]
+    devices = st.devices(backend)[:3]
+    mapped = st.pmap(lambda *a: called(a, "i"), axis_name="i", devices=devices)
+    batched = st.pmap(st.vmap(lambda *a: called(a, "i"), in_axes=tuple(axes)), axis_name="i", devices=devices)
+    for call in (lambda f: f, st.jit):
+        assert_close(values_of(call(batched)(*inside)), np.moveaxis(wanted, 0, 1), True)
+        assert_close(values_of(call(st.vmap(mapped, in_axes=tuple(axes)))(*given)), wanted, True)
+    with st.transfers() as log:
+        batched(*inside)
+    (pairs,) = {len({(r.source, r.destination) for r in log if r.operator == "ragged_all_to_all"})}
+    assert len([r for r in log if r.operator == "ragged_all_to_all"]) == pairs  # one exchange for all examples
+
+
+@everywhere
+def test_vmap_of_blocks_of_unequal_sizes_in_groups(backend: str) -> None:
+    """The outputs of devices differ in size, and only some of the arguments from one example to another."""
+    groups, size = [[2, 0], [1, 3]], 3
+    of_group = [some_exchange(seed, 2, 2) for seed in (1, 2)]
+    mesh = mesh_of((4,), backend)
+
+    def body(k: int) -> Any:
+        number, at = next((g, group.index(k)) for g, group in enumerate(groups) if k in group)
+        operand, output, *numbers = of_group[number].of(at)
+        of_examples = st.asarray(np.stack([operand + e for e in range(size)]))
+        repeated = [st.asarray(np.stack([x] * size)) for x in numbers]
+
+        def call(x: Any, *numbers: Any) -> Any:
+            return called([x, st.asarray(output), *numbers], "x", axis_index_groups=groups)
+
+        return [
+            st.vmap(call)(of_examples, *repeated),
+            st.vmap(call, in_axes=(0, None, 0, None, None))(of_examples, *[st.asarray(x) if n != 1 else repeated[1] for n, x in enumerate(numbers)]),
+            st.vmap(call, in_axes=(0, *[None] * 4))(of_examples, *map(st.asarray, numbers)),
+        ]  # fmt: skip
+
+    for k, results in enumerate(together(body, [0, 1, 2, 3], mesh)):
+        number, at = next((g, group.index(k)) for g, group in enumerate(groups) if k in group)
+        exchange = of_group[number]
+        wanted = [exchange._replace(operands=[x + e for x in exchange.operands]).answer()[at] for e in range(size)]
+        for result in results:
+            assert_close(result, np.stack(wanted), True)
+
+
+def test_the_axis_of_vmap_is_refused() -> None:
+    x, numbers = np.ones((2, 3)), np.zeros((2, 2), int)
+    with pytest.raises(st.ArgumentError, match="ragged_all_to_all: 'b' is an axis of vmap; wanted axes of maps"):
+        st.vmap(lambda x, n: called([x, x, n, n, n, n], "b"), axis_name="b")(x, numbers)
+
+
+@everywhere
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients(jit: bool, backend: str) -> None:
+    """In both directions and twice, of the operand and of the output, also through `vmap`."""
+    exchange = even_exchange(3, 2, rows=4, room=10)
+    operand, output, *numbers = [np.stack(x) for x in exchange]
+    f = st.pmap(lambda *a: st.sin(called(a, "i")), axis_name="i", devices=st.devices(backend)[:3])
+    f = st.jit(f) if jit else f
+    st.testing.check_grads(lambda x, y: f(x, y, *numbers), (operand, output), 2)
+    weights = np.random.default_rng(0).standard_normal((2, *output.shape))
+
+    def loss(x: Any, y: Any, w: Any) -> Any:
+        return (f(x, y, *numbers) * w).sum()
+
+    found = st.vmap(st.grad(loss, (0, 1)), in_axes=(None, None, 0))(operand, output, weights)
+    for e, w in enumerate(weights):
+        for g, wanted in zip(found, st.grad(loss, (0, 1))(operand, output, w), strict=True):
+            np.testing.assert_allclose(values_of(g)[e], values_of(wanted), rtol=1e-12)
+
+
+def test_gradients_of_slices_that_overlap_are_added() -> None:
+    """Where JAX's transpose would keep the last one. Empty slices between others have no effect on the output's."""
+    devices = st.devices()[:2]
+    operand, output = np.arange(8.0).reshape(2, 4), np.zeros((2, 5))
+    begins, sizes = np.array([[0, 0, 1, 1], [1, 0, 0, 0]]), np.array([[2, 0, 3, 0], [2, 1, 1, 0]])
+    places, expected = np.array([[0, 0, 0, 0], [2, 4, 3, 4]]), np.array([[2, 0, 2, 1], [3, 0, 1, 0]])
+    weights = np.arange(1.0, 11).reshape(2, 5)
+
+    def loss(x: Any, y: Any) -> Any:
+        made = st.pmap(lambda *a: called(a, "i"), axis_name="i", devices=devices)(x, y, begins, sizes, places, expected)
+        return (made * weights).sum()
+
+    of_operand, of_output = st.grad(loss, (0, 1))(operand, output)
+    assert of_operand.tolist() == [[1, 2 + 6, 7, 8], [5 + 9, 3, 4, 0]]
+    assert of_output.tolist() == [[0] * 5, [0, 0, 0, 0, 10]]
+
+
+def test_gradients_send_as_many_bytes_back() -> None:
+    exchange = even_exchange(4)
+    operand, output, *numbers = [np.stack(x) for x in exchange]
+    f = st.pmap(lambda *a: called(a, "i"), axis_name="i", devices=st.devices()[:4])
+    for both in (False, True):
+        with st.transfers() as log, st.transfer_guard("disallow"):
+            value, pull = st.vjp(*((lambda x, y: f(x, y, *numbers)), operand, output) if both else (lambda x: f(x, output, *numbers), operand))  # fmt: skip
+            pull(st.ones_like(value))
+        sent = sum(exchange.sent().values())
+        assert sum(r.bytes for r in log if r.operator == "ragged_all_to_all") == 2 * sent
+        # The offsets are needed only for the gradient of the output.
+        assert sum(r.bytes for r in log if r.operator == "all_to_all") == (4 * 12 if both else 0) * 4 // 4
