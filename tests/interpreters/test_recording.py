@@ -102,6 +102,9 @@ def test_the_training_step_of_the_demo_replays(backend: str) -> None:
     assert sum("matmul" in line or "contract" in line for line in lines) == 5  # two forward, three backward
 
 
+SIZES = np.array([1, 0, 2, 1])
+"""How many rows every device sends to each of four."""
+
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "psum": lambda b: st.psum({"a": b, "n": b.shape[0]}, "x")["a"],
     "pmean": lambda b: st.pmean(b, "x"),
@@ -115,6 +118,15 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "ppermute": lambda b: st.ppermute(b, "x", [(0, 1), (1, 2)]),
     "pshuffle": lambda b: st.pshuffle(b, "x", [1, 2, 3, 0]),
     "pbroadcast": lambda b: st.pbroadcast(b * st.axis_index("x"), "x", 2),
+    "ragged_all_to_all": lambda b: st.ragged_all_to_all(
+        b,
+        st.concat([b, b * 3]),
+        np.array([0, 0, 1, 3]),
+        SIZES,
+        SIZES * st.axis_index("x"),
+        np.repeat(SIZES[st.axis_index("x")], 4),
+        axis_name="x",
+    ),
 }
 
 
