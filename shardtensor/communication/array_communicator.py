@@ -182,9 +182,15 @@ class ArrayCommunicator(Communicator):
     def _place(self, results: Sequence[Any], rows: Sequence[Rows], pieces: Iterable[Any], adds: bool) -> None:
         """Writes rows into arrays on their destinations, or adds them."""
         for row, piece in zip(rows, pieces, strict=True):
-            out, part = results[row.destination], slice(row.at, row.at + row.size)
-            with self.backends[row.destination].on(self.devices[row.destination]):
-                out[part] = out[part] + piece if adds else piece
+            backend, out = self.backends[row.destination], results[row.destination]
+            part = slice(row.at, row.at + row.size)
+            with backend.on(self.devices[row.destination]):
+                if adds:
+                    out[part] = out[part] + piece
+                elif backend.on_host:
+                    blockwise.copy_into(out[part], piece, breaks=True)
+                else:
+                    out[part] = piece
 
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         results = []

@@ -18,6 +18,7 @@ from shardtensor.backend.device import Device
 from shardtensor.communication.communicator import Communicator, Rows
 from shardtensor.core import OPS, implements, operator
 from shardtensor.errors import ArgumentTypeError, CollectiveError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Ints
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_position
 from shardtensor.spmd.collectives import Groups, recorded_by_library
@@ -134,8 +135,7 @@ def _exchanged(returns: bool, *arguments: Any) -> Any:
             communicator.devices, *[np.stack([x.astype(np.int64) for x in columns[name]]) for name in NUMBERS]
         )
         senders, receivers = (into, sources) if returns else (sources, into)
-        slices.check([x.shape[0] for x in senders], [x.shape[0] for x in receivers])
-        rows = slices.rows()
+        rows = slices.checked([x.shape[0] for x in senders], [x.shape[0] for x in receivers])
         if returns:
             rows = [Rows(row.destination, row.source, row.at, row.begin, row.size) for row in rows]
         return communicator.send_rows(sources, into, rows, adds=returns)
@@ -213,9 +213,10 @@ class _Slices:
         """Returns the number that the receiver of a slice gives it."""
         return sender * self._each + number % self._each
 
-    def check(self, sent_from: Sequence[int], received_in: Sequence[int]) -> None:
+    def checked(self, sent_from: Sequence[int], received_in: Sequence[int]) -> list[Rows]:
         """Checks that the slices are within the arrays of senders and receivers, of which these are the numbers of
-        rows, that both give the same sizes, and that no slices overlap where they are received.
+        rows, that both give the same sizes, and that no slices overlap where they are received. Returns those that are
+        not empty, by receiver.
 
         Raises:
             CollectiveError: they do not.
@@ -234,42 +235,42 @@ class _Slices:
                 f"{self._devices[k]}, which receives it, is {self.expected[k, there]}; wanted equal sizes: recv_sizes "
                 "is all_to_all(send_sizes, axis_name, 0, 0, tiled=True)"
             )
-        rows = np.array(sent_from)[:, None]
-        for i, j in _first(is_sent & ((self.begins < 0) | (self.begins > rows - self.counts))):
+        room = np.array(sent_from)[:, None]
+        for i, j in _first(is_sent & ((self.begins < 0) | (self.begins > room - self.counts))):
             raise CollectiveError(
                 f"{_CALLER}: input_offsets[{j}] of {self._devices[i]} is {self.begins[i, j]}, send_sizes[{j}] is "
-                f"{self.counts[i, j]}, and operand has {sent_from[i]} rows; wanted slices within operand"
+                f"{self.counts[i, j]}, and operand has {counted(sent_from[i], 'row')}; wanted slices within operand"
             )
-        rows = np.repeat(np.array(received_in), self._each)
-        for i, j in _first(is_sent & ((self.places < 0) | (self.places > rows - self.counts))):
+        room = np.repeat(np.array(received_in), self._each)
+        for i, j in _first(is_sent & ((self.places < 0) | (self.places > room - self.counts))):
             k = self._receiver(j)
             raise CollectiveError(
                 f"{_CALLER}: output_offsets[{j}] of {self._devices[i]} is {self.places[i, j]}, send_sizes[{j}] is "
-                f"{self.counts[i, j]}, and output of {self._devices[k]}, which receives it, has {received_in[k]} rows; "
-                "wanted slices within output, or a longer output"
+                f"{self.counts[i, j]}, and output of {self._devices[k]}, which receives it, has "
+                f"{counted(received_in[k], 'row')}; wanted slices within output, or a longer output"
             )
+        messages = list[Rows]()
         for k in range(n):
-            self._check_overlap(k)
-
-    def _check_overlap(self, k: int) -> None:
-        """Checks that no slices overlap where a device receives them."""
-        received = sorted([(row.at, row.at + row.size, row.source) for row in self._rows_to(k)])
-        for (at, end, i), (begin, last, j) in itertools.pairwise(received):
-            if begin < end:
-                devices = self._devices
-                raise CollectiveError(
-                    f"{_CALLER}: {devices[k]} receives rows {at} to {end - 1} of its output from {devices[i]}, and "
-                    f"rows {begin} to {last - 1} from {devices[j]}; wanted output_offsets of slices that do not overlap"
-                )
-
-    def rows(self) -> list[Rows]:
-        """Returns the messages, by receiver."""
-        return [row for k in range(len(self._devices)) for row in self._rows_to(k)]
+            rows = self._rows_to(k)
+            self._check_overlap(rows)
+            messages += rows
+        return messages
 
     def _rows_to(self, k: int) -> list[Rows]:
         part = slice(k * self._each, (k + 1) * self._each)
         table = np.stack([array[:, part] for array in (self.begins, self.places, self.counts)], -1).tolist()
         return [Rows(i, k, begin, at, n) for i, slices in enumerate(table) for begin, at, n in slices if n]
+
+    def _check_overlap(self, rows: Sequence[Rows]) -> None:
+        """Checks that the slices that a device receives do not overlap."""
+        for a, b in itertools.pairwise(sorted(rows, key=lambda row: row.at)):
+            if b.at < a.at + a.size:
+                (first, second), there = (self._devices[row.source] for row in (a, b)), self._devices[a.destination]
+                raise CollectiveError(
+                    f"{_CALLER}: {there} receives rows {a.at} to {a.at + a.size - 1} of its output from {first}, and "
+                    f"rows {b.at} to {b.at + b.size - 1} from {second}; wanted output_offsets of slices that do not "
+                    "overlap"
+                )
 
 
 def _first(wrong: npt.NDArray[np.bool]) -> Iterator[tuple[int, int]]:
