@@ -100,8 +100,8 @@ def joint_rendezvous(
     assert program is not None  # `axis_position` raises outside of programs.
     if len(program.devices) > 1:
         raise ArgumentTypeError(
-            f"{caller}: this program has {counted(len(program.devices), 'device')}; wanted programs of one device each, "
-            "as those of a map inside of this one"
+            f"{caller}: this program has {counted(len(program.devices), 'device')}; wanted programs of one device "
+            "each, as those of a map inside of this one"
         )
     for name, x in (arrays | numbers).items():
         if not hasattr(x, "shape"):
