@@ -87,7 +87,7 @@ def ragged_all_to_all(
     """
 
 
-@operator(operands=(*ARRAYS, *NUMBERS), tags=("internal", "spmd"))
+@operator(operands=(*ARRAYS, *NUMBERS), error_name=_CALLER, tags=("internal", "spmd"))
 def ragged_return(
     operand: ArrayLike,
     output: Tree,
