@@ -178,22 +178,27 @@ class Communicator(abc.ABC):
         self._announce(AllToAll, messages)
         return self._send_rows(arrays, into, rows, adds)
 
-    def send_unknown_rows(self, arrays: Sequence[Any], into: Sequence[Any], slices: int) -> list[Any]:
+    def send_unknown_rows(self, arrays: Sequence[Any], into: Sequence[Any], slices: int, returns: bool) -> list[Any]:
         """Infers `send_rows` where the numbers of rows are not known: each device receives as many as its array has
         places, from all others alike, or all that they can send.
 
         Args:
             arrays, into: see `send_rows`.
             slices: how many parts of its array each device sends to each other.
+            returns: whether the rows of such an exchange are sent back.
         """
 
         def messages() -> tuple[Ints, Ints, Ints]:
-            sent = np.array([slices * a.shape[0] for a in arrays])
-            places = np.array([a.shape[0] for a in into])
+            senders, receivers = (into, arrays) if returns else (arrays, into)
+            sent = np.array([slices * a.shape[0] for a in senders])
+            places = np.array([a.shape[0] for a in receivers])
             sizes, which, counts = np.unique(sent, return_inverse=True, return_counts=True)
             most = np.minimum(sizes[:, None], places)  # rows from a device with so many to each destination
             of_others = np.maximum(counts @ most - np.minimum(sent, places), 1)
             shares = -(-most * np.minimum(places, of_others) // of_others)
+            if returns:
+                columns, back = np.unique(shares, axis=1, return_inverse=True)
+                shares, which = columns[which].T, back
             return _exchange([self._row(a, 0) for a in arrays], list(shares), which.tolist())
 
         self._announce(AllToAll, messages)

@@ -130,7 +130,7 @@ def _exchanged(returns: bool, *arguments: Any) -> Any:
         _check_arrays(communicator, sources, into)
         count = _check_numbers(communicator.devices, columns, at)
         if not all(isinstance(x, np.ndarray) for column in columns.values() for x in column):
-            return communicator.send_unknown_rows(sources, into, count // len(sources))
+            return communicator.send_unknown_rows(sources, into, count // len(sources), returns)
         slices = _Slices(
             communicator.devices, *[np.stack([x.astype(np.int64) for x in columns[name]]) for name in NUMBERS]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.spmd.ragged_exchange import ragged_return
+from tests import peers
 from tests.draws import drawn
 from tests.exchanges import Exchange, even_exchange, exchange_of, some_exchange
 from tests.layouts import DTYPES, array, assert_close, everywhere, mesh_of, values_of
@@ -211,6 +213,13 @@ def test_the_price_of_blocks_of_unequal_sizes() -> None:
     shapes = [((2, 3), "float64"), ((5, 3), "float64"), *[((16,), "int64")] * 4]
     given = [st.zeros(shape, dtype=kind, device=st.NamedSharding(mesh, st.P("x"))) for shape, kind in shapes]
     assert st.simulate(f, *given).bytes == 24 * (1 + 1 + 2 + 2)
+    # The gradient sends as much back; its operand is longer than what the forward pass has sent.
+    back = st.simulate(lambda *a: st.grad(lambda x: f(x, *a[1:]).sum())(a[0]), *given)
+    steps = [step for step in back.steps if step.operator == "ragged_all_to_all"]
+    assert [(step.bytes, step.sent, step.received) for step in steps] == [
+        (24 * 6, 24 * 3, 24 * 2),
+        (24 * 6, 24 * 2, 24 * 3),
+    ]
 
 
 def test_jit_records_one_equation(backend: str) -> None:
@@ -236,6 +245,36 @@ def test_explain_shows_the_call() -> None:
     f = st.shard_map(lambda *a: called(a, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
     text = str(st.explain(f, *[np.concatenate(x) for x in exchange]))
     assert "ragged_all_to_all" in text
+
+
+_OF_JAX = """
+import inspect
+import numpy as np
+import jax
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+spec = jax.sharding.PartitionSpec("x")
+call = lambda *arrays: jax.lax.ragged_all_to_all(*[a[0] for a in arrays], axis_name="x")[None]
+mapped = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+parameters = inspect.signature(jax.lax.ragged_all_to_all).parameters
+found = [[(p.name, str(p.kind), p.default is p.empty) for p in parameters.values()], None]
+try:
+    found[1] = np.asarray(mapped(*given))
+except jax.errors.JaxRuntimeError as error:
+    assert "UNIMPLEMENTED" in str(error), error
+"""
+
+
+@pytest.mark.full
+def test_the_function_is_that_of_jax() -> None:
+    """JAX 0.12 has the collective on GPUs and TPUs only."""
+    peers.require_jax()
+    exchange = even_exchange(4, 2)
+    wanted, found = peers.run(_OF_JAX, [np.stack(x) for x in exchange], devices=4)
+    parameters = inspect.signature(st.ragged_all_to_all).parameters
+    assert [(p.name, str(p.kind), p.default is p.empty) for p in parameters.values()] == wanted
+    if found is None:
+        pytest.skip("JAX has no ragged_all_to_all on CPUs")
+    np.testing.assert_allclose(found, exchange.answer(), rtol=1e-6)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
