@@ -27,6 +27,15 @@ class ArrayType:
     dtype: np.dtype[Any]
     sharding: NamedSharding | None
 
+    def _marks(self) -> str:
+        """Returns the mesh axes along which an array is unreduced or reduced, in the order of the mesh."""
+        if self.sharding is None:
+            return ""
+        spec, names = self.sharding.spec, self.sharding.mesh.axis_names
+        marks = [(letter, [n for n in names if n in axes]) for letter, axes in (("U", spec.unreduced), ("R", spec.reduced))]
+        parts = [f"{letter}:{axes[0] if len(axes) == 1 else f'({chr(44).join(axes)})'}" for letter, axes in marks if axes]
+        return f"{{{', '.join(parts)}}}" if parts else ""
+
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
@@ -37,9 +46,7 @@ class ArrayType:
         chains = ((),) * self.ndim if sharding is None else sharding.spec.chains_of(self.ndim)
         sizes = ",".join([_dimension(n, chain) for n, chain in zip(self.shape, chains, strict=True)])
         memory = "" if sharding is None or sharding.memory_kind == "device" else "<host>"
-        sums = () if sharding is None else sorted(sharding.spec.unreduced, key=sharding.mesh.axis_names.index)
-        unreduced = f"{{U:{','.join(sums)}}}" if sums else ""
-        return f"{self.dtype}{memory}[{sizes}]{unreduced}"
+        return f"{self.dtype}{memory}[{sizes}]{self._marks()}"
 
 
 def _dimension(size: int, chain: Chain) -> str:
