@@ -17,7 +17,7 @@ from shardtensor.core import Function, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
-from shardtensor.functions.standard.joining import assemble
+from shardtensor.functions.standard.joining import assemble, assemble_sums
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
@@ -29,7 +29,7 @@ from shardtensor.spmd.maps.outputs import check_equal
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, reduced
 
 Transpose = Callable[[Any, Call, int, bool], Any]
 """``transpose(g, call, k, typed)`` returns the cotangent of leaf k of the operand, given that of the result."""
@@ -222,7 +222,7 @@ class _Assembly(Recording):
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes and records a call."""
         mesh, spec = params
-        named = {axis for chain in spec.chains for axis in chain}
+        named = {*spec.axes} - spec.reduced
         silent = frozenset([axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in named])
         states = list(map(tape.active, operands))
         one = [tape.one_value.get(s.number) if s is not None else None for s in states]
@@ -238,21 +238,22 @@ class _Assembly(Recording):
 def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:
     value: Aval = recorded.results[0]
     g = whole(g, value)
-    if g.sharding != value.sharding:
-        g = call("reshard", g, value.sharding)
+    if g.sharding != reduced(value).sharding:
+        g = call("reshard", g, reduced(value).sharding)
     parts = call("split_over", g, recorded.params["mesh"].axis_names)
     grid, seen, cotangents = value.grid, set(), list[Any]()
-    begins = _begins(recorded)
+    begins, mesh = _begins(recorded), value.sharding.mesh
+    summed = [mesh.axis_names.index(axis) for axis in value.unreduced]
     for k, (part, kind, active) in enumerate(zip(parts, recorded.kinds, recorded.active, strict=True)):
-        at = tuple(grid.parts[k].tolist())
-        if not active or (at in seen and not equal):
+        at, number = tuple(grid.parts[k].tolist()), tuple(mesh.coordinates[k, summed].tolist())
+        if not active or ((at, number) in seen and not equal):
             cotangents.append(None)
         elif part.shape == kind.shape and all(b == o for b, (o, _) in zip(begins[at], grid.box(k), strict=True)):
             cotangents.append(part)
         else:  # The blocks were rebalanced.
             at_index = tuple([slice(b, b + n) for b, n in zip(begins[at], kind.shape, strict=True)])
             cotangents.append(call("transfer_to", g[at_index], kind.sharding, "grad", committed=True))
-        seen.add(at)
+        seen.add((at, number))
     return cotangents
 
 
@@ -285,6 +286,7 @@ _ROWS: tuple[tuple[Function, Any], ...] = (
     (collectives.pshuffle, Collective(_of_shuffle)),
     (map_shards, MapDerivative()),
     (assemble, _Assembly()),
+    (assemble_sums, _Assembly()),
     (check_equal, ZERO),
 )
 for _function, _derivative in _ROWS:
