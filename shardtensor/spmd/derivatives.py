@@ -21,7 +21,7 @@ from shardtensor.functions.standard.joining import assemble, assemble_sums
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
-from shardtensor.spmd import collectives
+from shardtensor.spmd import collectives, type_casts
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.map_gradients import MapDerivative
 from shardtensor.spmd.maps.launch import map_shards
@@ -55,7 +55,7 @@ class Collective(Recording):
     def with_types(self, typed: bool) -> Collective:
         """Returns the derivative of a call in a map of which all programs do the same."""
         collective = Collective(self.transpose, self.saved, joins=self.joins)
-        collective.meets, collective.typed = False, typed and self.joins
+        collective.meets, collective.typed = False, typed
         return collective
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
@@ -160,6 +160,10 @@ def _leaf(recorded: Call, name: str, k: int) -> Any:
 def _of_broadcast(g: Any, recorded: Call, k: int, typed: bool) -> Any:
     g = _total(g, recorded, typed)
     return g if _position(recorded).index == recorded.params["source"] else zeros_of(recorded.kinds[k])
+
+
+def _of_cast(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    return g if typed or recorded.params["to"] == "unreduced" else _met("psum", g, recorded)
 
 
 def _of_scatter(g: Any, recorded: Call, k: int, typed: bool) -> Any:
@@ -278,6 +282,7 @@ _ROWS: tuple[tuple[Function, Any], ...] = (
     (collectives.pmin, Collective(_of_extremum, ("x", "y"), joins=True)),
     (collectives.pprod, Collective(_of_product, ("x",), joins=True)),
     (collectives.pbroadcast, Collective(_of_broadcast, joins=True)),
+    (type_casts.pcast, Collective(_of_cast)),
     (collectives.psum_scatter, Collective(_of_scatter)),
     (collectives.all_gather, Collective(_of_gather)),
     (collectives.all_to_all, Collective(_of_exchange)),

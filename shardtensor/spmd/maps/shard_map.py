@@ -17,6 +17,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, mesh_in_use, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
+from shardtensor.spmd.manual_types import with_types
 from shardtensor.spmd.maps.launch import MappedArgument, Unmapped, argument_array, map_shards
 from shardtensor.spmd.maps.outputs import joined, same_forms
 from shardtensor.spmd.scheduling.mapped_program import around
@@ -161,16 +162,18 @@ def _run(
         for spec in leaves(specs):
             _check_axes(spec, mesh, over, what, is_given)
     prefix = [None] * len(args) if own else _prefix(in_specs, args)
-    columns = []
+    columns, rows = [], []
     for i, (argument, spec) in enumerate(zip(args, prefix, strict=True)):
         what = f"argument {i}"
         specs = (
             _own_specs(argument, mesh, over, what) if own else spread(spec, argument, f"shard_map: in_specs[{i}]", what)
         )
         columns.append(_column(argument, specs, mesh, over, what, strict))
+        rows.append(specs)
     rest = tuple([name for name in mesh.axis_names if name not in over])
     submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
+    f = with_types(f, rows)
     results = map_shards(columns, f, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order])
 
     same_forms(results, "shard_map")

@@ -284,6 +284,8 @@ class Program:
         devices: its devices.
         execution_context: the state of the thread that it needs, suspended together with it; None if it needs none.
         lent: the arrays of tensors that it received as arguments.
+        arguments: its arguments with the types of their leaves, if they are known.
+        noted: the types of arrays, by identity (see `shardtensor.spmd.manual_types`).
         communicator: the class of the communicators of its collectives.
         positions: cached axis positions, by axis names.
         thread: the thread in which it runs.
@@ -298,6 +300,8 @@ class Program:
     devices: tuple[Device, ...] = ()
     execution_context: ExecutionContext | None = None
     lent: Sequence[Lent] = ()
+    arguments: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    noted: dict[int, tuple[Any, Any]] | None = None
     communicator: Any = ArrayCommunicator
     suspended: greenlet
     pending: Rendezvous | MapRun | None = None
