@@ -10,17 +10,19 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS
-from shardtensor.sharding.spec import PartitionSpec
+from shardtensor.sharding.spec import P, PartitionSpec
+from shardtensor.spmd.axes import AxisName
+from shardtensor.spmd.scheduling import mapped_program
 from shardtensor.spmd.scheduling.mapped_program import Program, current
 from shardtensor.tensor.array_type import ManualAxisType
 from shardtensor.tensor.pytree import leaves
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,92 +45,14 @@ def manual_axis_type(x: Any) -> ManualAxisType:
     return ManualAxisType(frozenset(order), order=order)
 
 
-def notes(rule: Callable[..., ManualAxisType]) -> Callable[[Function], Function]:
-    """Declares the types of the results of a collective: the programs note them.
-
-    Args:
-        rule: ``rule(known, axes, **params)`` returns the type of a result, given that of the array, the axes of the
-            collective, and its other arguments that are given by name.
-    """
-
-    def declare(declared: Function) -> Function:
-        @functools.wraps(declared)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            result, params = declared(*args, **kwargs), kwargs.copy()
-            x, axis_name = [params.pop(name) if k >= len(args) else args[k] for k, name in enumerate(_FIRST)]
-            axes = frozenset((axis_name,) if isinstance(axis_name, str) else axis_name)
-            for leaf, one in zip(leaves(x), leaves(result), strict=True):
-                if is_array(one):
-                    _note(one, rule(manual_axis_type(leaf), axes, **params))
-            return result
-
-        OPS[declared.__name__].dispatch = called
-        return called
-
-    return declare
-
-
-_FIRST = ("x", "axis_name")
-"""The first parameters of collectives."""
-
-
-def joined(known: ManualAxisType, axes: frozenset[str], *, axis_index_groups: Any = None, **_: Any) -> ManualAxisType:
-    """Returns the type of a result that is the same on all devices along axes."""
-    return known if axis_index_groups is not None else without(known, axes)
-
-
-def without(known: ManualAxisType, axes: frozenset[str]) -> ManualAxisType:
-    """Returns a type without some axes."""
-    return ManualAxisType(known.varying - axes, known.unreduced - axes, known.reduced - axes)
-
-
-def _note(x: Any, known: ManualAxisType) -> None:
-    """Notes the type of an array in the program that calls this."""
-    program = current()
-    if program is None:  # The axis is that of a `vmap`.
-        return
-    noted = program.noted
-    if noted is None:
-        noted = program.noted = {}
-    elif len(noted) >= _MOST_NOTED:
-        program.noted = noted = {k: one for k, one in noted.items() if one[0]() is not None}
-    noted[id(x)] = weakref.ref(x), known
-
-
 def is_array(x: Any) -> bool:
     """Whether an object is an array whose type can be known, as numbers are not."""
     return isinstance(x, (ShardedTensor, np.ndarray)) or array_backend(x) is not None
 
 
-class WithTypes(functools.partial[Any]):
-    """A mapped function whose arguments have known types. It is called in each program with the arguments that the
-    interpreters around the function have made of the blocks.
-
-    Attributes:
-        types: for each argument, the types of its leaves.
-    """
-
-    types: Sequence[Sequence[ManualAxisType]]
-
-    def __call__(self, /, *args: Any) -> Any:
-        program = current()
-        assert program is not None
-        program.arguments = self.types, args
-        return self.func(*args)
-
-
-def with_types(f: Callable[..., Any], specs: Sequence[Sequence[PartitionSpec | None]]) -> WithTypes:
-    """Returns a function whose arguments are blocks, given the specs of their leaves: None for what is passed unchanged.
-    """
-    function = WithTypes(f)
-    function.types = [[ManualAxisType() if spec is None else _of_spec(spec) for spec in row] for row in specs]
-    return function
-
-
-@functools.lru_cache(1024)
-def _of_spec(spec: PartitionSpec) -> ManualAxisType:
-    varying = frozenset([axis for chain in spec.chains for axis in chain])
-    return ManualAxisType(varying, spec.unreduced, spec.reduced)
+def without(known: ManualAxisType, axes: frozenset[str]) -> ManualAxisType:
+    """Returns a type without some axes."""
+    return ManualAxisType(known.varying - axes, known.unreduced - axes, known.reduced - axes)
 
 
 def _axes(program: Program) -> tuple[str, ...]:
@@ -137,12 +61,86 @@ def _axes(program: Program) -> tuple[str, ...]:
 
 def _known(program: Program, x: Any) -> ManualAxisType | None:
     """Returns the type of an array in a program; None if it is not known."""
-    if program.noted is not None and (one := program.noted.get(id(x))) is not None and one[0]() is x:
-        return one[1]
-    for types, argument in zip(*program.arguments, strict=True):
-        for known, leaf in zip(types, leaves(argument), strict=True):
+    if (entry := program.noted.get(id(x))) is not None and entry[0]() is x:
+        _, known, source, axes = entry
+        return known or without(manual_axis_type(source()), axes_of(axes))
+    specs, arguments = program.arguments
+    for row, argument in zip(specs, arguments, strict=True):
+        for spec, leaf in zip(row, leaves(argument), strict=True):
             if leaf is x:
-                parent = program.run.parent
-                around = frozenset(() if parent is None else _axes(parent))
-                return ManualAxisType(known.varying | around, known.unreduced, known.reduced)
+                return _of_block(P() if spec is None else spec, program.run.parent)
     return None
+
+
+def _of_block(spec: PartitionSpec, around: Program | None) -> ManualAxisType:
+    """Returns the type of the block of an argument. In a map inside of a map, blocks may differ along outer axes."""
+    varying = frozenset([axis for chain in spec.chains for axis in chain])
+    return ManualAxisType(varying.union(_axes(around) if around else ()), spec.unreduced, spec.reduced)
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+class WithSpecs(functools.partial[Any]):
+    """A mapped function whose arguments are blocks.
+
+    Interpreters around the function call it with arguments that they have made of these; the program then knows them.
+
+    Attributes:
+        specs: for each argument the specs of its leaves; None for one that is passed unchanged.
+    """
+
+    specs: Sequence[Sequence[PartitionSpec | None]]
+
+    def __call__(self, /, *args: Any) -> Any:
+        """Calls the function, after the program knows its arguments."""
+        program = current()
+        assert program is not None
+        program.arguments = self.specs, args
+        return self.func(*args)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def note(x: Any, known: ManualAxisType) -> None:
+    """Notes the type of an array in the program that calls this."""
+    program = current()
+    if program is not None and is_array(x):
+        program.noted[id(x)] = weakref.ref(x), known, None, ()
+        _drop_dead(program.noted)
+
+
+def axes_of(axis_name: AxisName) -> frozenset[str]:
+    """Returns the axes that an argument ``axis_name`` names."""
+    return frozenset((axis_name,) if isinstance(axis_name, str) else axis_name)
+
+
+def joins(declared: Function) -> Function:
+    """Declares that the results of a collective are the same on all devices along its axes, which programs note."""
+
+    @functools.wraps(declared)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result, program = declared(*args, **kwargs), mapped_program.CURRENT.get()
+        if program is not None and args and "axis_index_groups" not in kwargs:
+            axes = args[1] if len(args) > 1 else kwargs["axis_name"]
+            # Another call of a function would take as long as all of this, and what is noted is rarely read.
+            if type(result).__weakrefoffset__ and type(args[0]).__weakrefoffset__:
+                noted = program.noted
+                noted[id(result)] = weakref.ref(result), None, weakref.ref(args[0]), axes
+                if len(noted) >= _MOST_NOTED:
+                    _drop_dead(noted)
+            elif type(result) not in SCALARS:
+                for x, one in zip(leaves(args[0]), leaves(result), strict=True):
+                    note(one, without(manual_axis_type(x), axes_of(axes)))
+        return result
+
+    OPS[declared.__name__].dispatch = called
+    return cast("Function", called)
+
+
+def _drop_dead(noted: dict[int, Any]) -> None:
+    """Removes the entries of arrays that no longer exist, if there are many entries."""
+    if len(noted) >= _MOST_NOTED:
+        for key in [key for key, entry in noted.items() if entry[0]() is None]:
+            del noted[key]

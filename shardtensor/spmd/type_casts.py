@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, cast
 
 import numpy as np
 
-from shardtensor.core import implements
+from shardtensor.core import OPS, implements
 from shardtensor.errors import ArgumentError
 from shardtensor.spmd.axes import AxisName, axis_position
 from shardtensor.spmd.collectives import collective
-from shardtensor.spmd.manual_types import is_array, notes, without
+from shardtensor.spmd.manual_types import Function, axes_of, is_array, manual_axis_type, note, without
 from shardtensor.tensor.array_type import ManualAxisType
-from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.pytree import leaves, map_leaves
 
 _TO = {"varying": ("reduced", "invarying"), "unreduced": ("varying",), "reduced": ("invarying",)}
 """For each type the types from which an array is cast to it."""
 
 
-def _cast(known: ManualAxisType, axes: frozenset[str], *, to: str) -> ManualAxisType:
-    """Returns the type of the result of a cast.
+def _noted(declared: Function) -> Function:
+    """Declares that the results of `pcast` have the type to which they are cast, which programs note.
 
     Raises:
-        ArgumentError: an array of that type cannot be cast.
+        ArgumentError: an array of another type cannot be cast to it.
     """
+
+    @functools.wraps(declared)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = declared(*args, **kwargs)
+        x, axis_name = [args[k] if k < len(args) else kwargs[name] for k, name in enumerate(("x", "axis_name"))]
+        for leaf, one in zip(leaves(x), leaves(result), strict=True):
+            note(one, _cast(manual_axis_type(leaf), axes_of(axis_name), kwargs["to"]))
+        return result
+
+    OPS[declared.__name__].dispatch = called
+    return cast("Function", called)
+
+
+def _cast(known: ManualAxisType, axes: frozenset[str], to: str) -> ManualAxisType:
     for axis in sorted(axes):
         now = next((name for name in _TO if axis in getattr(known, name)), "invarying")
         # An array whose type is not known counts as one that varies, and may be equal.
@@ -35,7 +50,7 @@ def _cast(known: ManualAxisType, axes: frozenset[str], *, to: str) -> ManualAxis
     return ManualAxisType(**{name: getattr(rest, name) | (axes if name == to else frozenset()) for name in _TO})
 
 
-@notes(_cast)
+@_noted
 @collective
 def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     """Declares how the arrays of all devices are related along a named axis; the elements stay as they are, and nothing

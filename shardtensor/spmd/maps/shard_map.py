@@ -17,7 +17,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, mesh_in_use, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.spmd.manual_types import with_types
+from shardtensor.spmd.manual_types import WithSpecs
 from shardtensor.spmd.maps.launch import MappedArgument, Unmapped, argument_array, map_shards
 from shardtensor.spmd.maps.outputs import joined, same_forms
 from shardtensor.spmd.scheduling.mapped_program import around
@@ -173,8 +173,11 @@ def _run(
     rest = tuple([name for name in mesh.axis_names if name not in over])
     submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
-    f = with_types(f, rows)
-    results = map_shards(columns, f, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order])
+    function = WithSpecs(f)
+    function.specs = rows
+    results = map_shards(
+        columns, function, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order]
+    )
 
     same_forms(results, "shard_map")
 
@@ -203,9 +206,7 @@ def _own_specs(argument: Any, mesh: Mesh, over: Chain, what: str) -> list[Partit
     return specs
 
 
-def _column(
-    argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str, strict: bool
-) -> MappedArgument:
+def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str, strict: bool) -> MappedArgument:
     """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
     rows: list[list[ShardedTensor] | None] = []
     values = leaves(argument)
@@ -223,9 +224,7 @@ def _column(
     return MappedArgument([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
 
 
-def _blocks(
-    leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str, strict: bool
-) -> list[ShardedTensor]:
+def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str, strict: bool) -> list[ShardedTensor]:
     array = argument_array(leaf, f"shard_map: {path}", "None in in_specs to pass it unchanged")
     if len(spec) > array.ndim:
         raise ShapeError(
