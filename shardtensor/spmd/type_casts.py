@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from shardtensor.spmd.collectives import collective
 from shardtensor.spmd.manual_types import Function, axes_of, is_array, manual_axis_type, note, without
 from shardtensor.tensor.array_type import ManualAxisType
 from shardtensor.tensor.pytree import leaves, map_leaves
+
+Tree = TypeVar("Tree")
 
 _TO = {"varying": ("reduced", "invarying"), "unreduced": ("varying",), "reduced": ("invarying",)}
 """For each type the types from which an array is cast to it."""
@@ -93,7 +95,7 @@ def _handle(x: Any) -> Any:
     return x[...] if is_array(x) else x
 
 
-def pvary(x: Any, axis_name: AxisName) -> Any:
+def pvary(x: Tree, axis_name: AxisName) -> Tree:
     """Declares that arrays that are equal on all devices along a named axis count as arrays that may differ:
     ``pcast(x, axis_name, to="varying")``, which has replaced it in JAX.
 
@@ -106,4 +108,5 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
     >>> st.pmap(lambda x: st.pvary(x, "i"), np.arange(4), axis_name="i").tolist()
     [0, 1, 2, 3]
     """
-    return pcast(x, axis_name, to="varying")
+    varying: Tree = pcast(x, axis_name, to="varying")
+    return varying

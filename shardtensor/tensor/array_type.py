@@ -105,13 +105,15 @@ def typeof(x: Any) -> ArrayType:
     ...     x = st.zeros((8, 4), dtype="float32", device=st.P("X", "Y"))
     >>> st.typeof(x), st.typeof(x.sum(axis=0)), st.typeof(np.ones(3))
     (float32[8@X,4@Y], float32[4@Y], float64[3])
-    >>> @st.shard_map(mesh=x.sharding.mesh, out_specs=st.P(("X", "Y")))
-    ... def types(block):
-    ...     if st.axis_index(("X", "Y")) == 0:
-    ...         print(st.typeof(block), st.typeof(st.psum(block, "Y")))
-    ...     return block.sum(keepdims=True)
-    >>> y = types(x)
-    float32[4,1]{V:(X,Y)} float32[4,1]{V:X}
+    >>> types = {}
+    >>> @st.shard_map(mesh=x.sharding.mesh, out_specs=st.P("X"))
+    ... def total(block):
+    ...     y = st.psum(block, "Y")
+    ...     types["block"], types["total"] = st.typeof(block), st.typeof(y)
+    ...     return y
+    >>> y = total(x)
+    >>> types
+    {'block': float32[4,1]{V:(X,Y)}, 'total': float32[4,1]{V:X}}
     """
     manual: ManualAxisType = ABOVE["manual_axis_type"](x)
     if isinstance(x, (bool, int, float, complex)):

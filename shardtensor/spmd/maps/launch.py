@@ -202,8 +202,9 @@ class _Map:
     specs: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
-        if type(self.fn) is WithSpecs:  # No interpreter changes its arguments.
-            self.fn, self.specs = self.fn.func, self.fn.specs
+        fn = self.fn
+        if type(fn) is WithSpecs:  # No interpreter changes its arguments.
+            self.fn, self.specs = fn.func, fn.specs
         for name in self.names:
             program = around()
             if program and name in program.run.axes:

@@ -312,7 +312,7 @@ def _axes_of(mesh: Mesh, is_given: bool) -> str:
 
 @functools.lru_cache(1024)
 def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str, is_given: bool) -> None:
-    for axis in spec.axes if spec else ():
+    for axis in () if spec is None else spec.axes:
         if axis not in over:
             why = f"the map is over {over}" if axis in mesh.shape else _axes_of(mesh, is_given)
             raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}{similar(axis, over)}")

@@ -145,6 +145,9 @@ class Failed(Exception):
 
 
 CURRENT: contextvars.ContextVar[Program | None] = contextvars.ContextVar("shardtensor_program", default=None)
+"""The program of the context. Where a call of `current` would take too long, it is read here, as an attribute of the
+module, since `leave_maps` replaces it.
+"""
 
 
 def current() -> Program | None:
