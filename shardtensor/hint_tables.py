@@ -250,7 +250,6 @@ _JAXS = {
     **_each("dynamic_slice", "`x[1:3]`"),
     **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
     "pure_callback": "functions run when they are called, so call it: `f(x)`",
-    **_each("pvary pcast", "leave it out: the types of blocks do not say over which axes they vary"),
 }
 
 _RANDOM = {

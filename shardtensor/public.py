@@ -443,6 +443,7 @@ from shardtensor.sharding.mesh import (
 from shardtensor.optim.precision import mixed_precision as mixed_precision
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
 from shardtensor.pictures.visualize import visualize_sharding as visualize_sharding
+from shardtensor.spmd.type_casts import pcast as pcast, pvary as pvary
 from shardtensor.spmd.collectives import (
     all_gather as all_gather,
     all_to_all as all_to_all,

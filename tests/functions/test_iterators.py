@@ -335,6 +335,8 @@ CASES: dict[str, tuple[list[Any], Call]] = {
     "psum_scatter.axis_index_groups": grouped("psum_scatter", tiled=True),
     "pswapaxes.axis_index_groups": grouped("pswapaxes", 0),
     **{f"{name}.axis_name": named(name) for name in ("pmax", "pmean", "pmin", "pprod", "psum")},
+    "pcast.axis_name": named("pcast", to="unreduced"),
+    "pvary.axis_name": named("pvary"),
     "all_gather.axis_name": named("all_gather", tiled=True),
     "all_to_all.axis_name": named("all_to_all", 0, 0, tiled=True),
     "psum_scatter.axis_name": named("psum_scatter", tiled=True),
