@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShardingError, ShardTensorError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShardingError, type_text
 from shardtensor.functions.placement.shard_lists import split_over
 from shardtensor.functions.placement.transfers import transfer_to
 from shardtensor.hints import similar
 from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.jit import jit
-from shardtensor.sequences import as_list
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, use_mesh
 from shardtensor.sharding.rules import normalize_axis
@@ -73,17 +72,18 @@ def shard_jit(
         raise ArgumentTypeError(f"shard_jit: fn is {type_text(fn)}; wanted a function")
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(f"shard_jit: mesh is {type_text(mesh)}; wanted a Mesh (see st.make_mesh)")
-    entries = [
-        _splits(entry, mesh, f"shard_jit: input_shardings[{i}]")
-        for i, entry in enumerate(as_list(input_shardings, "shard_jit: input_shardings"))
-    ]
+    if not isinstance(input_shardings, (list, tuple)):
+        raise ArgumentTypeError(
+            f"shard_jit: input_shardings is {type_text(input_shardings)}; wanted a list with a dict for each argument, "
+            "such as [{0: ['x']}, {}]"
+        )
+    entries = [_splits(entry, mesh, f"shard_jit: input_shardings[{i}]") for i, entry in enumerate(input_shardings)]
     compiled = jit(fn)
 
     def sharded(args: Sequence[Sequence[Any]], /) -> list[Any]:
         columns = _columns(args, mesh, len(entries))
         with use_mesh(mesh):
-            whole = [_whole(column, entry, mesh, i) for i, (column, entry) in enumerate(zip(columns, entries, strict=True))]
-            result = compiled(*whole)
+            result = compiled(*[_whole(column, entries[i], mesh, i) for i, column in enumerate(columns)])
             parts = [_parts(leaf, mesh) for leaf in leaves(result)]
         return [replaced(result, [part[k] for part in parts]) for k in range(mesh.size)]
 
@@ -138,7 +138,7 @@ def _spec(split: Split, ndim: int, what: str) -> PartitionSpec:
         except AxisError as error:
             raise AxisError(f"{what}: input_shardings splits dimension {dimension}; {error}") from None
         if chains[d]:
-            raise ShardingError(f"{what}: input_shardings splits dimension {d} twice, as {dimension} and {d - ndim}")
+            raise ShardingError(f"{what}: input_shardings has dimension {d} twice, as {d} and {d - ndim}")
         chains[d] = chain
     return P(*chains)
 
@@ -161,8 +161,8 @@ def _split(entry: Any, mesh: Mesh, what: str) -> Split:
     """Returns the names of the mesh axes that split each dimension; as no dict, so that it is a leaf of a pytree."""
     if not _is_split(entry):
         raise ArgumentTypeError(
-            f"{what} has {type_text(entry)} in it, {entry!r:.60}; wanted a dict from dimensions to mesh axes, such as "
-            "{0: ['x']}"
+            f"{what} has {type_text(entry)} in it, {entry!r:.60}; wanted a dict from the numbers of dimensions to mesh "
+            "axes, such as {0: ['x']}"
         )
     chains = {
         dimension: tuple([_axis(axis, mesh, what) for axis in (axes if isinstance(axes, (list, tuple)) else [axes])])
@@ -181,9 +181,9 @@ def _axis(axis: Any, mesh: Mesh, what: str) -> str:
             return mesh.axis_names[axis]
     elif axis in mesh.axis_names:
         return str(axis)
-    known = mesh.axis_names
-    close = similar(axis, known) if isinstance(axis, str) else ""
-    raise ShardingError(f"{what} names mesh axis {axis!r:.60}; the mesh has the axes {known}, by number 0 to {len(known) - 1}{close}")
+    known = f"the mesh has the axes {mesh.axis_names}, or by number 0 to {len(mesh.axis_names) - 1}"
+    close = similar(axis, mesh.axis_names) if isinstance(axis, str) else ""
+    raise ShardingError(f"{what} names mesh axis {axis!r:.60}; {known}{close}")
 
 
 # -- results ---------------------------------------------------------------------------------------
