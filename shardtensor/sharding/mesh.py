@@ -161,7 +161,7 @@ def span(devices: Sequence[Device]) -> str:
 
 @hinted
 def make_mesh(
-    axis_sizes: Sequence[int], axis_names: str | Sequence[str] | None = None, *, devices: Sequence[Device] | None = None
+    axis_sizes: Sequence[int], axis_names: str | Sequence[str] = (), *, devices: Sequence[Device] | None = None
 ) -> Mesh:
     """Creates a mesh of the given sizes over the first available devices.
 
@@ -180,7 +180,7 @@ def make_mesh(
     (2, 2)
     """
     sizes = integers(axis_sizes, "make_mesh: axis_sizes")
-    if axis_names is None:
+    if isinstance(axis_names, tuple) and not axis_names:
         axis_names = [f"axis_{k}" for k in range(len(sizes))]
     pool: Sequence[Device] = registry.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
