@@ -288,6 +288,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "a mesh with a name": (lambda x: st.Mesh(name="mesh", shape=(2, 2)), "Mesh: got an unexpected keyword argument 'name'; leave "
                            "it out: operators have no names, and neither have meshes: st.make_mesh((2, 2))"),
     "a mesh of devices only": (lambda x: st.Mesh(x.sharding.mesh.devices), "Mesh: missing the argument axis_names; it takes devices"),
+    "a client": (lambda x: st.num_shards(client="cuda"), "num_shards: got an unexpected keyword argument 'client'; it is called back"),
     "a type": (lambda x: st.zeros(3, type="f4"), "zeros: got an unexpected keyword argument 'type'; it is called dtype here"),
     "names of dimensions": (lambda x: st.asarray([1], names=["x"]), "'names'; leave it out: the dimensions of a tensor have numbers"),
     "keep_axes": (lambda x: x.sum(keep_axes=True), "sum: got an unexpected keyword argument 'keep_axes'; it is called keepdims"),
