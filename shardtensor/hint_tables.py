@@ -588,8 +588,8 @@ KEYWORDS = {
     "prefetch_factor": "prefetch", "num_workers": "prefetch", "stage": "level", "every_k_schedule": "n",
     "accumulation_steps": "n", "init_scale": "initial_scale", "growth_interval": "period", "growth_factor": "factor",
     "T_max": "decay_steps", "eta_min": "end_value", "compute_dtype": "compute", "param_dtype": "params",
-    "output_dtype": "output", "optimizer": "inner", "type": "dtype", "backend": "device", "keep_axes": "keepdims", "keep_axis": "keepdims",
-    "client": "backend", "compiler": "backend",
+    "output_dtype": "output", "optimizer": "inner", "type": "dtype", "backend": "device",
+    "keep_axes": "keepdims", "keep_axis": "keepdims", "client": "backend", "compiler": "backend",
     "in_shardings": "input_shardings", "input_shardings": "in_shardings",
 }  # fmt: skip
 """The names of arguments in other libraries, and those that an argument may have here: the first one that the function

@@ -319,3 +319,9 @@ def test_errors_say_what_to_write(name: str, backend: str) -> None:
 def test_one_device() -> None:
     mesh = st.make_mesh((1,))
     assert [x.tolist() for x in st.shard_jit(abs, mesh, input_shardings=[{0: 0}])([[np.arange(-2, 1)]])] == [[2, 1, 0]]
+
+
+def test_the_error_names_shapes_that_differ() -> None:
+    run = st.shard_jit(abs, st.make_mesh((2, 2)), input_shardings=[{0: [0], 1: [1]}])
+    with pytest.raises(st.ShapeError, match=r"argument 0: blocks of shapes \(3, 1\) and \(4, 1\) do not fit together"):
+        run([[np.ones((n, 1))] for n in (4, 4, 3, 4)])
