@@ -551,7 +551,7 @@ CLASSES: dict[str, Hints] = {
         "local_mesh": "`mesh.local_devices`",
         "empty": "no mesh is empty: `mesh.size`",
         "is_multi_process": "`st.process_count()`",
-        "name": "meshes have no names, and their axes have: `mesh.axis_names`",
+        "name": "meshes have no names, and their axes have: `list(mesh.shape)`",
         "device_ids": "`[device.id for device in mesh.flat]`",
     },
     "NamedSharding": {

@@ -237,6 +237,13 @@ ERRORS = {
         lambda m: st.shard_jit(abs, m, input_shardings={0: [0]}),
         st.ArgumentTypeError, "input_shardings is a dict; wanted a list with a dict for each argument, such as [{0: ['x']}, {}]",
     ),
+    "an iterator": (
+        lambda m: st.shard_jit(abs, m, input_shardings=iter([{0: [0]}])),
+        st.ArgumentTypeError, "input_shardings is a list_iterator; wanted a list with a dict for each argument",
+    ),
+    "an iterator of axes": (
+        lambda m: st.shard_jit(abs, m, input_shardings=[{0: iter([0, 1])}]), st.ShardingError, "mesh axis <list_iterator",
+    ),
     "a name of a dimension": (
         lambda m: st.shard_jit(abs, m, input_shardings=[{"batch": [0]}]),
         st.ArgumentTypeError, "input_shardings[0] has an int in it, 0; wanted a dict from the numbers of dimensions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,14 +23,16 @@ from shardtensor.spmd.maps.outputs import joined_leaf
 from shardtensor.tensor.pytree import flattened, form_of, leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import ShardedTensor
 
+Result = TypeVar("Result")
+
 Split = Mapping[int, Chain]
 """The mesh axes that split the dimensions of an array, by dimension; negative ones count from the end."""
 
 
 @hinted
 def shard_jit(
-    fn: Callable[..., Any], mesh: Mesh, *, input_shardings: Sequence[Any]
-) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
+    fn: Callable[..., Result], mesh: Mesh, *, input_shardings: Sequence[Any]
+) -> Callable[[Sequence[Sequence[Any]]], list[Result]]:
     """Returns a function that runs `jit` of ``fn`` on lists of shards: one list of arguments for each device of a mesh.
 
     It corresponds to `Nx.Defn.shard_jit`. ``fn`` receives whole arrays, of which the arguments in the lists are the
@@ -80,7 +82,7 @@ def shard_jit(
     entries = [_splits(entry, mesh, f"shard_jit: input_shardings[{i}]") for i, entry in enumerate(input_shardings)]
     compiled = jit(fn)
 
-    def sharded(args: Sequence[Sequence[Any]], /) -> list[Any]:
+    def sharded(args: Sequence[Sequence[Any]], /) -> list[Result]:
         columns = _columns(args, mesh, len(entries))
         with use_mesh(mesh):
             result = compiled(*[_whole(column, entries[i], mesh, i) for i, column in enumerate(columns)])
