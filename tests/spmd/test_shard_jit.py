@@ -203,6 +203,35 @@ def test_derivatives_batches_and_programs_around_it(backend: str) -> None:
     assert_same(batch, np.tanh(np.stack([value[6:8], value[8:]]) @ w))
 
 
+def test_inferred_explained_mapped_and_without_jit(backend: str) -> None:
+    """Layouts are known without elements; in a map, lists are those of the devices that the call owns."""
+    mesh, value = grid(backend), array((10, 3), "float64", 1)
+    run = st.shard_jit(lambda x: (x.sum(axis=0), 2 * x), mesh, input_shardings=[{0: [0, 1]}])
+    args = [[part] for part in shards_of(value, st.NamedSharding(mesh, st.P(mesh.axis_names)))]
+    found = st.eval_shape(run, args)
+    assert [rows.shape for _, rows in found] == [(3, 3), (2, 3), (3, 3), (2, 3)]
+    assert [total.sharding.device_set for total, _ in found] == [{device} for device in mesh.flat]
+    explained = st.explain(run, args)
+    with st.transfers() as log:
+        run(args)
+    assert explained.bytes == log.bytes == 2 * 3 * (3 * 8)  # The sums of four parts are added, and are everywhere.
+
+    def inner(v: Any) -> Any:
+        own = st.get_mesh()
+        assert own.size == 4
+        twice = st.shard_jit(lambda x: 2 * x, own, input_shardings=[{0: 0}])
+        return st.concat(twice([[part] for part in st.shard(v)]))
+
+    with st.use_mesh(mesh_of((8,), backend)):
+        for k, part in enumerate(st.pmap(inner, [value, value + 1])):
+            assert_same(part, 2 * (value + k))
+    with st.disable_jit():
+        (first, *_) = st.shard_jit(
+            lambda x: x if float(x[0, 0]) == value[0, 0] else -x, mesh, input_shardings=[{0: 0}]
+        )([[part] for part in (value[:5], value[:5], value[5:], value[5:])])
+    assert_same(first, value[:5])
+
+
 def test_a_replicated_argument_has_the_gradient_of_its_first_shard(backend: str) -> None:
     """Only the first of equal shards counts, so that the gradients of all of them add up to that of the argument."""
     mesh = mesh_of((2,), backend)
