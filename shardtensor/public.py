@@ -461,6 +461,7 @@ from shardtensor.spmd.collectives import (
     pswapaxes as pswapaxes,
 )
 from shardtensor.spmd.maps.pmap import pmap as pmap
+from shardtensor.spmd.maps.shard_jit import shard_jit as shard_jit
 from shardtensor.spmd.maps.shard_map import shard_map as shard_map
 from shardtensor.spmd.maps.smap import smap as smap
 from shardtensor.spmd.maps.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap

@@ -151,6 +151,8 @@ def maps(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(mapped(x), st.ShardedTensor)
     decorated = st.shard_map(mesh=mesh, in_specs=st.P("i"), out_specs=st.P("i"))(double)
     typing.assert_type(decorated(x), st.ShardedTensor)
+    compiled = st.shard_jit(double, mesh, input_shardings=[{0: [0]}])
+    typing.assert_type(compiled([[part] for part in shards]), Tensors)
 
 
 def loops(x: st.ShardedTensor) -> None:

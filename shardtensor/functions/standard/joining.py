@@ -298,14 +298,13 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
     sharding = NamedSharding(mesh, spec)
     counts = [tuple(mesh.shape[name] for name in chain) for chain in chains]
     parts = sharding.grid((0,) * ndim).parts.tolist()
-    sizes: list[dict[int, int]] = [{} for _ in chains]
+    firsts: list[dict[int, Operand]] = [{} for _ in chains]  # For each dimension the first block at each position.
     for x, part in zip(operands, parts, strict=True):
         for d, p in enumerate(part):
-            if x.ndim != ndim or sizes[d].setdefault(p, x.shape[d]) != x.shape[d]:
-                raise ShapeError(
-                    f"blocks of shapes {operands[0].shape} and {x.shape} do not fit together along axis {d}"
-                )
-    begins = [np.cumsum([0, *[s[p] for p in sorted(s)]]).tolist() for s in sizes]
+            first = firsts[d].setdefault(p, x) if x.ndim == ndim else operands[0]
+            if x.ndim != ndim or first.shape[d] != x.shape[d]:
+                raise ShapeError(f"blocks of shapes {first.shape} and {x.shape} do not fit together along axis {d}")
+    begins = [np.cumsum([0, *[at[p].shape[d] for p in sorted(at)]]).tolist() for d, at in enumerate(firsts)]
     shape = tuple([b[-1] for b in begins])
     fresh: dict[tuple[int, ...], Region] = {}
     for i, (x, part) in enumerate(zip(operands, parts, strict=True)):

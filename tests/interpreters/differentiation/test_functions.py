@@ -268,7 +268,7 @@ DISCRETE: dict[str, Callable[[Any], Any]] = {
 
 ELSEWHERE = """
     associative_scan cond fori_loop map scan switch while_loop
-    map_overlap pmap shard shard_map smap
+    map_overlap pmap shard shard_jit shard_map smap
     all_gather all_to_all pbroadcast pcast pmax pmean pmin ppermute pprod pshuffle psum psum_scatter pswapaxes pvary
     checkpoint_name custom_jvp custom_vjp hessian jacfwd jacrev linearize vmap accumulate mixed_precision
 """
