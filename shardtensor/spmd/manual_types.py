@@ -33,10 +33,13 @@ _MOST_NOTED = 256
 def manual_axis_type(x: Any) -> ManualAxisType:
     """Returns the type of an array along the axes of the maps around this call."""
     program = current()
-    if program is None or not is_array(x):
-        return ManualAxisType()
+    return ManualAxisType() if program is None or not is_array(x) else _type_in(program, x)
+
+
+def _type_in(program: Program, x: Any) -> ManualAxisType:
+    """Returns the type of an array in a program. One that no longer exists, None, may have differed along all axes."""
     order = _axes(program)
-    within: Program | None = program
+    within: Program | None = None if x is None else program
     while within is not None:
         known = _known(within, x)
         if known is not None:
@@ -63,7 +66,7 @@ def _known(program: Program, x: Any) -> ManualAxisType | None:
     """Returns the type of an array in a program; None if it is not known."""
     if (entry := program.noted.get(id(x))) is not None and entry[0]() is x:
         _, known, source, axes = entry
-        return known or without(manual_axis_type(source()), axes_of(axes))
+        return known or without(_type_in(program, source()), axes_of(axes))
     specs, arguments = program.arguments
     for row, argument in zip(specs, arguments, strict=True):
         for spec, leaf in zip(row, leaves(argument), strict=True):

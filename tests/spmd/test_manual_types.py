@@ -41,6 +41,7 @@ def body(a: Any, b: Any, c: Any, d: Any, e: Any, tell: Any) -> Any:
         "most of a": st.pmax(a, "y"),
         "in a tree": st.psum({"k": (a, 1)}, "x")["k"][0],
         "broadcast": st.pbroadcast(a, "x", 0),
+        "sum of what is gone": st.psum(a + o, "x"),
         "computed": a + o,
     }
     types = {name: str(st.typeof(x)) for name, x in named.items()}
@@ -71,6 +72,7 @@ WANTED = {
     "most of a": "float32[4,2]{V:x}",
     "in a tree": "float32[4,2]{V:y}",
     "broadcast": "float32[4,2]{V:y}",
+    "sum of what is gone": "float32[4,2]{V:y}",
     "computed": "float32[4,2]{V:(x,y)}",
     "b to varying": "float32[4]{V:x}",
     "e to varying": "float32[4]{V:x}",
