@@ -76,6 +76,10 @@ class PartitionSpec:
         """The mesh axes that the spec names: those that split dimensions, then those that are unreduced or reduced."""
         return (*[axis for chain in self.chains for axis in chain], *sorted(self.unreduced), *sorted(self.reduced))
 
+    def with_chains(self, chains: Sequence[Chain]) -> PartitionSpec:
+        """Returns the spec of an array that these mesh axes split; it is unreduced and reduced along the same ones."""
+        return PartitionSpec(*chains, unreduced=self.unreduced, reduced=self.reduced)
+
     @property
     def of_cotangent(self) -> PartitionSpec:
         """The spec of the gradient of an array in this layout: what is reduced becomes unreduced, and vice versa."""

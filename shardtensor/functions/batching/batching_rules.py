@@ -251,8 +251,7 @@ def _split_over(recorded: Call) -> Any:
 def _assembled(recorded: Call) -> Any:
     spec = recorded.params["spec"]
     blocks = [recorded.whole(k) for k in range(len(recorded.leaves))]
-    chains = spec.chains_of(recorded.ndim())
-    return recorded.again(*blocks, spec=P(None, *chains, unreduced=spec.unreduced, reduced=spec.reduced))
+    return recorded.again(*blocks, spec=spec.with_chains(((), *spec.chains_of(recorded.ndim()))))
 
 
 def _partial_sums(recorded: Call) -> Any:

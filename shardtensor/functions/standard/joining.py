@@ -26,7 +26,7 @@ from shardtensor.sharding.spec import P, PartitionSpec
 from shardtensor.tensor.operands import HostAval, shape_of
 from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, tensor
-from shardtensor.tensor.value import Aval, aval, memory_kind
+from shardtensor.tensor.value import Aval, aval, common_reduced, memory_kind
 
 _DERIVATIVES = "of_movement"
 
@@ -262,8 +262,8 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     chains = list(propagate(rule, [inner] * len(operands), layouts, weights, mesh.shape, combines=False).result)
     if new:
         chains.insert(along, ())
-    memory = memory_kind([x for x in operands if isinstance(x, Aval)])
-    return NamedSharding(mesh, P(*chains), memory_kind=memory)
+    tensors = [x for x in operands if isinstance(x, Aval)]
+    return NamedSharding(mesh, P(*chains, reduced=common_reduced(tensors, mesh)), memory_kind=memory_kind(tensors))
 
 
 @operator(variadic=True, tags=("internal",))

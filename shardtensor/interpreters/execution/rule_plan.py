@@ -27,7 +27,7 @@ from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor, tensor_of
-from shardtensor.tensor.value import Aval, aval, memory_kind, spans_hosts
+from shardtensor.tensor.value import Aval, aval, common_reduced, memory_kind, spans_hosts
 
 
 def rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: Where | None) -> Plan:
@@ -135,7 +135,7 @@ def _layouts(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: W
         else None
         for k, chains in zip(kinds, propagated.operands, strict=True)
     ]
-    reduced = _common_reduced(tensors, mesh)
+    reduced = common_reduced(tensors, mesh)
     sharding = NamedSharding(mesh, P(*propagated.result, reduced=reduced), memory_kind=memory)
     shape = propagated.shape if shape is None else shape
     value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
@@ -170,12 +170,6 @@ def _propagated(op: Op, kinds: Sequence[Kind], shapes: Sequence[Shape], rule: Ru
         layouts = [laid and _kept_chains(names, laid, rule) for names, laid in zip(rule.operands, layouts, strict=True)]
     combines = op.combine is not None and not nothing
     return propagate(rule, shapes, layouts, weights, mesh.shape, combines=combines)
-
-
-def _common_reduced(tensors: Sequence[Aval], mesh: Mesh) -> frozenset[str]:
-    """Returns the mesh axes along which a result is reduced: those along which all operands are."""
-    axes = [k.sharding.spec.reduced if k.sharding.mesh == mesh else frozenset[str]() for k in tensors]
-    return frozenset.intersection(*axes) if axes else frozenset()
 
 
 def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:

@@ -123,7 +123,7 @@ def joined_leaf(
         inner = first.sharding.spec
         blocks = [ensure_sharding(b, NamedSharding(b.sharding.mesh, inner), caller) for b in blocks]
         pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
-        spec = P(*[outer + within for outer, within in pairs], unreduced=spec.unreduced, reduced=spec.reduced)
+        spec = spec.with_chains([outer + within for outer, within in pairs])
         held = {
             k: x
             for b, (group, _) in zip(blocks, submeshes, strict=True)

@@ -234,8 +234,8 @@ def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str, 
         # The split along unmapped axes is kept.
         own = array.sharding.spec.chains_of(array.ndim)
         kept = [[axis for axis in chain if axis not in over] for chain in own]
-        chains = [(*chain, *rest) for chain, rest in zip(spec.chains_of(array.ndim), kept, strict=True)]
-        spec = P(*chains, unreduced=spec.unreduced, reduced=spec.reduced)
+        chains = zip(spec.chains_of(array.ndim), kept, strict=True)
+        spec = spec.with_chains([(*chain, *rest) for chain, rest in chains])
     sharding = _sharding(mesh, spec)
     if strict and isinstance(array, ShardedTensor) and not array.sharding.is_equivalent_to(sharding, array.ndim):
         raise ShardingError(

@@ -68,7 +68,17 @@ def test_results_are_reduced_where_all_operands_are(backend: str) -> None:
     mesh = mesh_of((2, 2), backend)
     r, w = on(mesh, P(reduced={"x", "y"}), np.ones((4, 4))), on(mesh, P(), np.ones((4, 4)))
     one = on(mesh, P(reduced={"x"}), np.ones((4, 4)))
-    for f in (lambda: 2 * r, lambda: r.T, lambda: r[1:], lambda: st.sin(r), lambda: r @ r, lambda: r.astype("float32")):
+    for f in (
+        lambda: 2 * r,
+        lambda: r.T,
+        lambda: r[1:],
+        lambda: st.sin(r),
+        lambda: r @ r,
+        lambda: r.astype("float32"),
+        lambda: st.stack([r, r]),
+        lambda: st.reshape(r.T, (2, 8)),
+        lambda: st.vmap(lambda r: st.reshard(r, st.NamedSharding(mesh, P(reduced={"x", "y"}))))(w),
+    ):
         assert f().sharding.spec.reduced == {"x", "y"}
     assert (r * one).sharding.spec.reduced == {"x"}
     assert (r * w).sharding.spec.reduced == frozenset()
