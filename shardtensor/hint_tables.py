@@ -234,7 +234,7 @@ _JAXS = {
     "profiler": "`st.transfers()` records what is transferred",
     "block_until_ready": "`x.block_until_ready()`; of a tree: `st.tree.map(lambda a: a.block_until_ready(), params)`",
     "make_jaxpr": "`st.jit(f).lower(x).as_text()` is the program of a function",
-    **_each("AxisType auto_axes explicit_axes", _AXIS_TYPES),
+    "AxisType": _AXIS_TYPES,
     **_each("get_abstract_mesh", "`st.get_mesh()`"),
     **_each("use_abstract_mesh", "`st.set_mesh(mesh)`"),
     **_each("PositionalSharding GSPMDSharding PmapSharding Sharding", "`st.NamedSharding(mesh, st.P('x'))`"),
@@ -351,7 +351,7 @@ MODULES: dict[str, Hints] = {
     "optim": _OPTIMIZERS,
     "random": _RANDOM,
     "sharding": {
-        **_chosen(_JAXS, "AxisType auto_axes explicit_axes get_abstract_mesh use_abstract_mesh"),
+        **_chosen(_JAXS, "AxisType get_abstract_mesh use_abstract_mesh"),
         **_chosen(_JAXS, "PositionalSharding GSPMDSharding PmapSharding Sharding"),
     },
     "tree": _TREE,

@@ -240,6 +240,7 @@ from shardtensor.functions.placement.transfers import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
+from shardtensor.functions.placement.placed_functions import auto_axes as auto_axes, explicit_axes as explicit_axes
 from shardtensor.functions.numpy.polynomials import (
     poly as poly,
     polyadd as polyadd,

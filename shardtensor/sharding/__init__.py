@@ -12,7 +12,7 @@ No code here computes with arrays: neither tensors nor the namespaces of backend
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.device import Device as Device
-from shardtensor.core import OPS
+from shardtensor.core import ABOVE, OPS
 from shardtensor.hints import missing
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding
@@ -28,6 +28,8 @@ from shardtensor.sharding.spec import PartitionSpec as PartitionSpec
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name == "reshard":  # It is declared above this package.
+        if name == "reshard":  # It is declared above this package, as those below are.
             return OPS[name].dispatch
+        if name in ("auto_axes", "explicit_axes"):
+            return ABOVE[name]
         raise missing(__name__, name)
