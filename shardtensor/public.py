@@ -211,6 +211,11 @@ from shardtensor.functions.numpy.mathematical import (
     trapezoid as trapezoid,
     unwrap as unwrap,
 )
+from shardtensor.functions.placement.global_arrays import (
+    make_array_from_callback as make_array_from_callback,
+    make_array_from_process_local_data as make_array_from_process_local_data,
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+)
 from shardtensor.functions.placement.names import checkpoint_name as checkpoint_name
 from shardtensor.functions.statistics.nan_reductions import (
     nanargmax as nanargmax,

@@ -53,6 +53,7 @@ class Mesh:
 
     __slots__ = ("__weakref__", "_hash", "_key", "axis_names", "axis_sizes", "flat", "shape", "size")
 
+    @hinted
     def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
         grid = np.array(devices, dtype=object)
         for device in grid.flat:

@@ -126,5 +126,5 @@ def test_errors(name: str) -> None:
 def test_errors_of_the_function_stay_as_they_are() -> None:
     _, known = operands("numpy")
     for placed, name in ((st.auto_axes, "out_sharding"), (st.explicit_axes, "in_sharding")):
-        with pytest.raises(st.ShapeError, match="^reshape: "):
+        with pytest.raises(st.ShapeError, match=r"^reshape: "):
             placed(lambda x: st.reshape(x, (3,)))(known["x"], **{name: known["x"].sharding})

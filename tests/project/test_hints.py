@@ -42,7 +42,8 @@ def namespace() -> dict[str, Any]:
 
 OBJECTS = {
     "ShardedTensor": "x", "Device": "mesh.flat[0]", "Mesh": "mesh", "NamedSharding": "x.sharding",
-    "PartitionSpec": "x.sharding.spec",
+    "PartitionSpec": "x.sharding.spec", "ShapeDtypeStruct": "st.ShapeDtypeStruct((4, 4), 'float32')",
+    "JitFunction": "st.jit(f)", "Lowered": "st.jit(f).lower(x)", "Compiled": "st.jit(f).lower(x).compile()",
 }  # fmt: skip
 """An object of each class whose attributes have hints."""
 

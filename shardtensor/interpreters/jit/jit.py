@@ -15,6 +15,7 @@ import numpy as np
 from shardtensor.core import call, hinted, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.functions.random.random_keys import Key, SymbolicKey, key_of
+from shardtensor.hints import explains_attributes
 from shardtensor.host import fork
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.interpreters.jit.arguments import (
@@ -85,6 +86,7 @@ class _Cache:
         self.lock = fork.lock()
 
 
+@explains_attributes
 class JitFunction(Generic[Arguments, Result]):
     """A function that is traced and then run as a program; `jit` returns it."""
 
