@@ -60,14 +60,12 @@ _submodules = {name for name, module in _modules.items() if module == f"{__name_
 
 _ABOVE.modules.update(
     Moved="shardtensor.pictures.traffic_picture",
-    auto_axes="shardtensor.functions.placement.placed_functions",
     call_numpy="shardtensor.functions.numpy.translated_calls",
     call_ufunc="shardtensor.functions.ufunc_protocol.ufunc_calls",
     compiled="shardtensor.interpreters.jit.jit",
     described="shardtensor.pictures.display",
     dlpack_device="shardtensor.functions.interchange.dlpack_methods",
     elements_of="shardtensor.interpreters.views.scalar_elements",
-    explicit_axes="shardtensor.functions.placement.placed_functions",
     few_values="shardtensor.pictures.display",
     mesh_html="shardtensor.pictures.html",
     printed="shardtensor.pictures.display",

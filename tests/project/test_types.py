@@ -183,7 +183,7 @@ def test_mypy_finds_no_mistakes_but_those_of_users_and_sees_tensors(tmp_path: Pa
 VARY = {
     "atleast_1d", "atleast_2d", "atleast_3d", "average", "fromfunction", "indices", "intersect1d", "polyfit", "unique",
     "checkpoint_name", "grad", "hessian", "jacfwd", "jacrev", "jvp", "linearize", "remat", "stop_gradient",
-    "accumulate", "auto_axes", "explicit_axes", "jit", "mixed_precision", "value_and_grad", "vjp", "vmap",
+    "accumulate", "jit", "mixed_precision", "value_and_grad", "vjp", "vmap",
 }  # fmt: skip
 """Functions that return one tensor or several, depending on the number or the values of their arguments, and those that
 return what other functions do.

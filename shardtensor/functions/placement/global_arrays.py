@@ -15,7 +15,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import connected, described, note, notes_errors
 from shardtensor.communication.messages import send
 from shardtensor.communication.transfer import gather_across
-from shardtensor.core import call
+from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.host.units import counted
 from shardtensor.sequences import as_list
@@ -30,6 +30,7 @@ from shardtensor.tensor.value import aval
 DataCallback = Callable[[tuple[slice, ...]], npt.ArrayLike]
 
 
+@hinted
 @notes_errors
 def make_array_from_callback(
     shape: Sequence[int], sharding: Where, data_callback: DataCallback, dtype: npt.DTypeLike | None = None
@@ -73,6 +74,7 @@ def make_array_from_process_local_data(
 def make_array_from_process_local_data(sharding: Any, local_data: Any, global_shape: Any = None) -> Any: ...
 
 
+@hinted
 @notes_errors
 def make_array_from_process_local_data(sharding: Any, local_data: Any, global_shape: Any = None) -> Any:
     """Returns a tensor of which each process has a part as a host array: the box of the shards of its devices.
@@ -144,6 +146,7 @@ def _from_part(name: str, where: Any, part: Any, global_shape: Any) -> ShardedTe
     return _assembled(name, sizes, sharding, shards, data.dtype)
 
 
+@hinted
 @notes_errors
 def make_array_from_single_device_arrays(
     shape: Sequence[int],
@@ -189,6 +192,7 @@ def make_array_from_single_device_arrays(
     return _assembled(name, sizes, sharding, shards, None if dtype is None else np.dtype(dtype))
 
 
+@notes_errors
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Returns tensors of which each process has a part as a host array; see `make_array_from_process_local_data`.
 

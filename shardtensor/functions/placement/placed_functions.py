@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentTypeError, ShardingError
 from shardtensor.functions.placement.transfers import reshard
+from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.pytree import leaves
@@ -57,6 +58,8 @@ def auto_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, out_shard
     if f is None:
         return functools.partial(auto_axes, axes=axes, out_sharding=out_sharding)
 
+    axes = as_tuple(axes)
+
     @functools.wraps(f)
     def placed(*args: Any, **kwargs: Any) -> Any:
         wanted = _taken("auto_axes", "out_sharding", out_sharding, kwargs)
@@ -99,6 +102,8 @@ def explicit_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, in_sh
     """
     if f is None:
         return functools.partial(explicit_axes, axes=axes, in_sharding=in_sharding)
+
+    axes = as_tuple(axes)
 
     @functools.wraps(f)
     def placed(*args: Any, **kwargs: Any) -> Any:

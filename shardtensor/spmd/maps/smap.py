@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _AS_JAX = (
     "where jax.smap(f, in_axes=0, out_axes=0, axis_name='x') returns a function, st.smap(f, x, axes=0, out_axes=0, "
-    "axis_name='x') maps at once, and st.shard_map(f, in_specs=st.P('x'), out_specs=st.P('x'), axis_names={'x'}) returns "
-    "one that maps over an axis of the mesh in use"
+    "axis_name='x') maps at once, and st.shard_map(f, in_specs=st.P('x'), out_specs=st.P('x'), axis_names={'x'}) "
+    "returns one that maps over an axis of the mesh in use"
 )
 """What to write in place of a call of `jax.smap`."""
 
