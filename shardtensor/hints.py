@@ -54,9 +54,9 @@ LACKING = {
     "JitFunction": "clear_cache eval_shape trace",
     "Lowered": "args_info compiler_ir cost_analysis donate_argnums in_avals in_tree out_info out_tree",
     "Mesh": (
-        "__enter__ abstract_mesh are_all_axes_auto are_all_axes_explicit are_all_axes_manual auto_axes axis_types "
-        "device_ids empty explicit_axes is_multi_process is_scalar local_mesh manual_axes shape_tuple update "
-        "update_axis_types"
+        "__enter__ abstract_device abstract_mesh are_all_axes_auto are_all_axes_explicit "
+        "are_all_axes_explicit_or_manual are_all_axes_manual auto_axes axis_types device_ids empty explicit_axes "
+        "is_multi_process is_scalar local_mesh manual_axes shape_tuple update update_axis_types"
     ),
     "NamedSharding": (
         "addressable_devices_indices_map check_compatible_aval has_addressable_devices replicated_axes update"
