@@ -109,8 +109,8 @@ ERRORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "axes": (lambda f, x: st.auto_axes(f, axes=("x", "q"))(x, out_sharding=P()), r"^auto_axes: axes=\('x', 'q'\) names axis 'q'"),
     "an axis": (lambda f, x: st.explicit_axes(f, axes="q")(x, in_sharding=P()), "^explicit_axes: axes='q' names axis 'q'; the mesh "),
     "spec": (lambda f, x: st.auto_axes(f)(x, out_sharding=P("q")), "^auto_axes: P.'q'. names axis 'q'; the mesh in use has"),
-    "tree": (lambda f, x: st.auto_axes(f)({"a": x}, out_sharding={"b": P()}), r"^auto_axes: sharding has the entries \['b'\], and"),
-    "rank": (lambda f, x: st.explicit_axes(f)(x, x[0], in_sharding=P(None, "x")), r"^explicit_axes: x\[1\]: P\(None, 'x'\) has 2 dim"),
+    "tree": (lambda f, x: st.auto_axes(f)({"a": x}, out_sharding={"b": P()}), r"^auto_axes: out_sharding has the entries \['b'\], and result"),
+    "rank": (lambda f, x: st.explicit_axes(f)(x, x[0], in_sharding=P(None, "x")), r"^explicit_axes: args\[1\]: P\(None, 'x'\) has 2 dim"),
     "name": (lambda f, x: st.auto_axes(f, in_sharding=P()), "^auto_axes: got an unexpected keyword argument 'in_sharding'"),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentTypeError, ShardingError
-from shardtensor.functions.placement.transfers import reshard
+from shardtensor.functions.placement.transfers import put_leaves
 from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import default_mesh
@@ -34,7 +34,7 @@ def auto_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, out_shard
     """Returns the function with one more argument, ``out_sharding=``, the sharding of its result.
 
     The arguments are those of `jax.sharding.auto_axes`, in which the compiler chooses all layouts inside the function.
-    Here they follow from the rules of the operators, inside as outside, and the result is transferred by `reshard`.
+    Here they follow from the rules of the operators, inside as outside, and the result is transferred as by `reshard`.
 
     Args:
         f: the function; without it, a decorator is returned.
@@ -64,7 +64,7 @@ def auto_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, out_shard
     def placed(*args: Any, **kwargs: Any) -> Any:
         wanted = _taken("auto_axes", "out_sharding", out_sharding, kwargs)
         _check_axes("auto_axes", axes, wanted)
-        return _results_put(f(*args, **kwargs), wanted)
+        return put_leaves(f(*args, **kwargs), wanted, "auto_axes", "out_sharding", of="result")
 
     return placed
 
@@ -84,7 +84,7 @@ def explicit_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, in_sh
     """Returns the function with one more argument, ``in_sharding=``, the sharding of its positional arguments.
 
     The arguments are those of `jax.sharding.explicit_axes`, which makes layouts visible inside the function, as they
-    always are here: the positional arguments are transferred by `reshard`, and the function is called.
+    always are here: the positional arguments are transferred as by `reshard`, and the function is called.
 
     Args:
         f: the function; without it, a decorator is returned.
@@ -109,12 +109,9 @@ def explicit_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, in_sh
     def placed(*args: Any, **kwargs: Any) -> Any:
         wanted = _taken("explicit_axes", "in_sharding", in_sharding, kwargs)
         _check_axes("explicit_axes", axes, wanted)
-        return f(*_arguments_put(args, wanted), **kwargs)
+        return f(*put_leaves(args, wanted, "explicit_axes", "in_sharding", of="args"), **kwargs)
 
     return placed
-
-
-_results_put, _arguments_put = hinted(reshard, "auto_axes"), hinted(reshard, "explicit_axes")
 
 
 def _taken(caller: str, name: str, default: Any, kwargs: dict[str, Any]) -> Any:
