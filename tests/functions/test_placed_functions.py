@@ -111,6 +111,7 @@ ERRORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "spec": (lambda f, x: st.auto_axes(f)(x, out_sharding=P("q")), "^auto_axes: P.'q'. names axis 'q'; the mesh in use has"),
     "tree": (lambda f, x: st.auto_axes(f)({"a": x}, out_sharding={"b": P()}), r"^auto_axes: out_sharding has the entries \['b'\], and result"),
     "rank": (lambda f, x: st.explicit_axes(f)(x, x[0], in_sharding=P(None, "x")), r"^explicit_axes: args\[1\]: P\(None, 'x'\) has 2 dim"),
+    "no function": (lambda f, x: st.auto_axes(x), "^auto_axes: f is a ShardedTensor; wanted a function"),
     "name": (lambda f, x: st.auto_axes(f, in_sharding=P()), "^auto_axes: got an unexpected keyword argument 'in_sharding'"),
 }  # fmt: skip
 

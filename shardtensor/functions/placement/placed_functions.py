@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentTypeError, ShardingError
+from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
 from shardtensor.functions.placement.transfers import put_leaves
 from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import NamedSharding
@@ -45,7 +45,7 @@ def auto_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, out_shard
 
     Raises:
         ShardingError: ``axes`` has a name that the mesh of ``out_sharding``, or the mesh in use, does not have.
-        ArgumentTypeError: the function is called without ``out_sharding``.
+        ArgumentTypeError: ``f`` is not a function, or is called without ``out_sharding``.
 
     >>> @st.auto_axes
     ... def add(x, y):
@@ -57,7 +57,8 @@ def auto_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, out_shard
     """
     if f is None:
         return functools.partial(auto_axes, axes=axes, out_sharding=out_sharding)
-
+    if not callable(f):
+        raise ArgumentTypeError(f"auto_axes: f is {type_text(f)}; wanted a function")
     axes = as_tuple(axes)
 
     @functools.wraps(f)
@@ -94,7 +95,7 @@ def explicit_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, in_sh
 
     Raises:
         ShardingError: ``axes`` has a name that the mesh of ``in_sharding``, or the mesh in use, does not have.
-        ArgumentTypeError: the function is called without ``in_sharding``.
+        ArgumentTypeError: ``f`` is not a function, or is called without ``in_sharding``.
 
     >>> with st.set_mesh(st.make_mesh((2, 2), ("x", "y"))):
     ...     st.typeof(st.explicit_axes(st.exp)(np.ones((4, 4)), in_sharding=st.P("x", "y")))
@@ -102,7 +103,8 @@ def explicit_axes(f: Function[Any] | None = None, /, *, axes: Axes = None, in_sh
     """
     if f is None:
         return functools.partial(explicit_axes, axes=axes, in_sharding=in_sharding)
-
+    if not callable(f):
+        raise ArgumentTypeError(f"explicit_axes: f is {type_text(f)}; wanted a function")
     axes = as_tuple(axes)
 
     @functools.wraps(f)
