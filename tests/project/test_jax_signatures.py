@@ -15,7 +15,7 @@ from tests import peers
 
 NAMES = {
     "jax": (
-        "ShapeDtypeStruct ShapeDtypeStruct.like ShapeDtypeStruct.update custom_jvp custom_vjp device_count "
+        "P ShapeDtypeStruct ShapeDtypeStruct.like ShapeDtypeStruct.update custom_jvp custom_vjp device_count "
         "device_get device_put devices disable_jit eval_shape grad hessian jacfwd jacrev jit jvp linearize "
         "local_device_count local_devices make_array_from_callback make_array_from_process_local_data "
         "make_array_from_single_device_arrays make_mesh pmap process_count process_index remat reshard set_mesh "
@@ -26,7 +26,7 @@ NAMES = {
         "auto_axes explicit_axes get_mesh reshard set_mesh"
     ),
     "jax.lax": (
-        "all_gather all_to_all associative_scan axis_index axis_size cond fori_loop map pmax pmean pmin ppermute pshuffle "
+        "all_gather all_to_all associative_scan axis_index axis_size cond fori_loop map pcast pmax pmean pmin ppermute pshuffle "
         "psum psum_scatter pswapaxes scan stop_gradient switch while_loop with_sharding_constraint"
     ),
     "jax.experimental.multihost_utils": (
@@ -50,6 +50,7 @@ EXCEPTIONS = {
     "jax.ShapeDtypeStruct: weak_type": "dtypes follow NumPy's rules",
     "jax.ShapeDtypeStruct: manual_axis_type": "outside of maps no array varies over mesh axes",
     "jax.ShapeDtypeStruct: is_ref": "tensors are mutable",
+    "jax.P: unreduced_kind": "unreduced values are partial sums",
     "jax.device_put: src": "a tensor has its sharding",
     "jax.eval_shape: fun": "the function is given by position, and all names are for its arguments",
     "jax.grad: reduce_axes": "it has no effect in JAX",
