@@ -46,10 +46,25 @@ LACKING = {
         "unfold uniform_ unique unsafe_buffer_pointer unsqueeze value_counts values vdot view_as weak_type where "
         "zero_"
     ),
-    "Device": "client device_kind index local_hardware_id memory_stats platform type",
-    "Mesh": "__enter__ abstract_mesh axis_types device_ids empty is_multi_process local_mesh name",
-    "NamedSharding": "addressable_devices_indices_map update",
-    "PartitionSpec": "UNCONSTRAINED",
+    "Compiled": (
+        "as_text cost_analysis input_formats input_shardings memory_analysis out_info output_formats output_shardings"
+    ),
+    "Device": (
+        "addressable_memories client default_memory device_kind host_id index local_hardware_id memory memory_stats "
+        "platform task_id type"
+    ),
+    "JitFunction": "clear_cache eval_shape trace",
+    "Lowered": "args_info compiler_ir cost_analysis donate_argnums in_avals in_tree out_info out_tree",
+    "Mesh": (
+        "__enter__ abstract_device abstract_mesh are_all_axes_auto are_all_axes_explicit "
+        "are_all_axes_explicit_or_manual are_all_axes_manual auto_axes axis_types device_ids empty explicit_axes "
+        "is_multi_process is_scalar local_mesh manual_axes name shape_tuple update update_axis_types"
+    ),
+    "NamedSharding": (
+        "addressable_devices_indices_map check_compatible_aval has_addressable_devices replicated_axes update"
+    ),
+    "PartitionSpec": "UNCONSTRAINED partitions unreduced_kind update",
+    "ShapeDtypeStruct": "format is_ref manual_axis_type vma weak_type",
 }
 """The names of the rows of `shardtensor.hint_tables.CLASSES`, so that importing the package does not import them."""
 
@@ -219,8 +234,8 @@ def _too_many(name: str, parameters: Mapping[str, Parameter], by_position: Seque
 
 
 def of_call(name: str) -> str:
-    """Returns the end of an error message about a call with an array in the place of another argument: how arrays are
-    given to the function, if it is one that takes them in a list, or only one.
+    """Returns the end of an error message about a call with one argument too many, or with an array in the place of
+    another argument: what to write, such as how arrays are given to the function, if it takes them in a list.
     """
     text = _tables().POSITIONAL.get(name)
     return f"; {shown(text)}" if text else ""

@@ -211,6 +211,11 @@ from shardtensor.functions.numpy.mathematical import (
     trapezoid as trapezoid,
     unwrap as unwrap,
 )
+from shardtensor.functions.placement.global_arrays import (
+    make_array_from_callback as make_array_from_callback,
+    make_array_from_process_local_data as make_array_from_process_local_data,
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+)
 from shardtensor.functions.placement.names import checkpoint_name as checkpoint_name
 from shardtensor.functions.statistics.nan_reductions import (
     nanargmax as nanargmax,
@@ -240,6 +245,7 @@ from shardtensor.functions.placement.transfers import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
+from shardtensor.functions.placement.placed_functions import auto_axes as auto_axes, explicit_axes as explicit_axes
 from shardtensor.functions.numpy.polynomials import (
     poly as poly,
     polyadd as polyadd,

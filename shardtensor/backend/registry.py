@@ -417,6 +417,7 @@ def devices(backend: str | None = None) -> list[Device]:
     return list((load(backend) if backend is not None else default_backend()).devices())
 
 
+@hinted
 def local_devices(backend: str | None = None) -> list[Device]:
     """Returns the devices of a backend that this process owns."""
     return [d for d in devices(backend) if d.process_index == process_index()]

@@ -121,6 +121,13 @@ def tensors_are_made_of_parts() -> None:
     own = [st.asarray(np.array([float(d.id)]), device=d) for d in st.local_devices()]
     n = st.device_count()
     assert_gathered(distributed.make_array_from_single_device_arrays((n,), sharding, own), np.arange(float(n)))
+    with st.set_mesh(mesh):
+        assert_gathered(st.make_array_from_single_device_arrays((n,), st.P("x"), own, dtype=float), np.arange(float(n)))
+        assert_gathered(st.make_array_from_callback((7, 3), st.P("x"), ROWS.__getitem__, "float32"), ROWS.astype("f4"))
+        batch = st.make_array_from_process_local_data(st.P("x"), {"a": part, "b": (part,)}, {"a": (7, 3), "b": None})
+        assert_gathered(batch["a"], ROWS)
+        assert_gathered(batch["b"][0], ROWS)
+    assert distributed.host_local_array_to_global_array({"a": x}, mesh, st.P("x"))["a"] is x
     for root in range(distributed.process_count()):
         found = distributed.gather_to(x, root)
         assert (found is None) == (distributed.process_index() != root)

@@ -144,6 +144,29 @@ def compiled(argument: str) -> tuple[list[Any], Call]:
     return items, call
 
 
+def from_parts(prefix: str) -> dict[str, tuple[list[Any], Call]]:
+    """The functions that make a tensor of parts, which the package has, and `st.distributed`."""
+    place = st.distributed if prefix else st
+    return {
+        f"{prefix}make_array_from_callback.shape": (
+            [4],
+            lambda a, make: place.make_array_from_callback(make(), _layout(), lambda i: np.arange(4.0)[i]),
+        ),
+        f"{prefix}make_array_from_process_local_data.global_shape": (
+            [4],
+            lambda a, make: place.make_array_from_process_local_data(_layout(), np.arange(4.0), make()),
+        ),
+        f"{prefix}make_array_from_single_device_arrays.shape": (
+            [4],
+            lambda a, make: place.make_array_from_single_device_arrays(make(), _layout(), _parts()),
+        ),
+        f"{prefix}make_array_from_single_device_arrays.arrays": (
+            [0, 1],
+            lambda a, make: place.make_array_from_single_device_arrays((4,), _layout(), _as_kind(make(), _parts())),
+        ),
+    }
+
+
 CASES: dict[str, tuple[list[Any], Call]] = {
     # Derivatives.
     **{f"{name}.argnums": derivative(name) for name in ("grad", "value_and_grad", "jacrev", "jacfwd", "hessian")},
@@ -360,23 +383,12 @@ CASES: dict[str, tuple[list[Any], Call]] = {
         f"jit.{argument}": compiled(argument)
         for argument in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
     },
-    "distributed.make_array_from_callback.shape": (
-        [4],
-        lambda a, make: st.distributed.make_array_from_callback(make(), _layout(), lambda i: np.arange(4.0)[i]),
-    ),
-    "distributed.make_array_from_process_local_data.global_shape": (
-        [4],
-        lambda a, make: st.distributed.make_array_from_process_local_data(_layout(), np.arange(4.0), make()),
-    ),
-    "distributed.make_array_from_single_device_arrays.shape": (
-        [4],
-        lambda a, make: st.distributed.make_array_from_single_device_arrays(make(), _layout(), _parts()),
-    ),
-    "distributed.make_array_from_single_device_arrays.arrays": (
-        [0, 1],
-        lambda a, make: st.distributed.make_array_from_single_device_arrays(
-            (4,), _layout(), _as_kind(make(), _parts())
-        ),
+    **from_parts(""),
+    **from_parts("distributed."),
+    "auto_axes.axes": (["x"], lambda a, make: st.auto_axes(st.exp, axes=make(), out_sharding=_layout())(a.v[:4])),
+    "explicit_axes.axes": (
+        ["x"],
+        lambda a, make: st.explicit_axes(st.exp, axes=make(), in_sharding=_layout())(a.v[:4]),
     ),
     # Methods.
     "ShardedTensor.reshape": ([3, 2], lambda a, make: a.x.reshape(make())),

@@ -42,7 +42,8 @@ def namespace() -> dict[str, Any]:
 
 OBJECTS = {
     "ShardedTensor": "x", "Device": "mesh.flat[0]", "Mesh": "mesh", "NamedSharding": "x.sharding",
-    "PartitionSpec": "x.sharding.spec",
+    "PartitionSpec": "x.sharding.spec", "ShapeDtypeStruct": "st.ShapeDtypeStruct((4, 4), 'float32')",
+    "JitFunction": "st.jit(f)", "Lowered": "st.jit(f).lower(x)", "Compiled": "st.jit(f).lower(x).compile()",
 }  # fmt: skip
 """An object of each class whose attributes have hints."""
 
@@ -154,7 +155,9 @@ def test_python_adds_no_guess_to_a_hint(capsys: pytest.CaptureFixture[str]) -> N
 WORKING = """
 from shardtensor import P, Mesh, NamedSharding, PartitionSpec, make_mesh, shard_map, device_put, random, tree
 from shardtensor.sharding import Mesh, PartitionSpec as P, NamedSharding, SingleDeviceSharding, AbstractMesh, get_mesh
-from shardtensor.sharding import set_mesh, use_mesh, make_mesh, reshard, Device
+from shardtensor.sharding import set_mesh, use_mesh, make_mesh, reshard, Device, auto_axes, explicit_axes
+from shardtensor.distributed import process_allgather, make_array_from_callback
+from shardtensor import auto_axes, explicit_axes, make_array_from_callback
 import shardtensor.random, shardtensor.tree, shardtensor.linalg, shardtensor.distributed
 """
 
@@ -171,6 +174,9 @@ FAILING = {
     "from shardtensor.experimental import mesh_utils": "st.make_mesh",
     "from shardtensor.experimental import multihost_utils": "st.distributed",
     "from shardtensor.sharding import AxisType": "leave axis_types out",
+    "from shardtensor import AxisType": "leave axis_types out",
+    "from shardtensor.sharding import use_abstract_mesh": "with st.use_mesh(st.make_mesh(",
+    "from shardtensor.sharding import get_abstract_mesh": "st.get_mesh()",
     "from shardtensor.sharding import PositionalSharding": "st.NamedSharding(mesh, st.P('x'))",
     "from shardtensor.tree_util import tree_map": "st.tree.map(f, params)",
     "from shardtensor.random import PRNGKey": "st.random.key(0)",
@@ -262,6 +268,20 @@ CALLS: dict[str, tuple[Any, str]] = {
     "ones": (lambda x: st.ones(3, requires_grad=True), "'requires_grad'; leave it out: st.grad and st.value_and_grad"),
     "zeros": (lambda x: st.zeros(3, order="F"), "'order'; leave it out: the layout in memory"),
     "make_mesh": (lambda x: st.make_mesh((1,), ("x",), axis_types=0), "leave axis_types out"),
+    "Mesh": (lambda x: st.Mesh(st.devices(), "x", axis_types=0), "Mesh: got an unexpected keyword argument 'axis_types'; mesh axes"),
+    "AbstractMesh": (lambda x: st.AbstractMesh((1,), "x", axis_types=0), "AbstractMesh: got an unexpected keyword argument 'axis"),
+    "types by position": (lambda x: st.make_mesh((1,), "x", (None,)), "make_mesh: 3 positional arguments are given; by position "
+                          "it takes axis_sizes, axis_names, and by name devices=; mesh axes have no types"),
+    "axis_name": (lambda x: st.pmap(len, "i"), "pmap: argument 0 is a str; wanted an array, or None for it in in_axes, or axis_na"
+                  "me='i' if it is the name of the axis"),
+    "src": (lambda x: st.device_put(x, None, src=x.device), "device_put: got an unexpected keyword argument 'src'; leave it out"),
+    "a process": (lambda x: st.local_devices(process_index=0), "use [d for d in st.devices() if d.process_index == 0]"),
+    "reshard": (lambda x: st.reshard(x, out_shardings=st.P()), "'out_shardings'; it is called sharding here"),
+    "a constraint": (lambda x: st.with_sharding_constraint(x, shardings=st.P()), "'shardings'; it is called sharding here"),
+    "a key": (lambda x: st.random.key(0, impl="rbg"), "key: got an unexpected keyword argument 'impl'; leave it out"),
+    "vjp": (lambda x: st.vjp(st.exp, x, saveable_args=()), "vjp: got an unexpected keyword argument 'saveable_args'; leave it out"),
+    "local_device_ids": (lambda x: st.distributed.initialize(local_device_ids=0), "initialize: got an unexpected keyword argument '"
+                         "local_device_ids'; CUDA_VISIBLE_DEVICES chooses GPUs"),
     "exp": (lambda x: st.exp(x, out=x), "'out'; write the result: x[...] = st.exp(y)"),
     "a composition": (lambda x: st.median(x, dim=0), "median: got an unexpected keyword argument 'dim'; it is called ax"),
     "a misprint": (lambda x: st.sum(x, axsi=0), "sum: got an unexpected keyword argument 'axsi'; did you mean axis?"),

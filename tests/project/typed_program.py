@@ -106,6 +106,10 @@ def placement(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(st.device_put({"weights": np.ones(3)}), dict[str, st.ShardedTensor])
     typing.assert_type(st.device_put([x, x], mesh), Tensors)
     typing.assert_type(st.device_get({"weights": x})["weights"].ndim, int)
+    typing.assert_type(st.make_array_from_process_local_data(split, np.ones((2, 4)), (2, 4)), st.ShardedTensor)
+    typing.assert_type(st.auto_axes(st.tanh)(x, out_sharding=split), st.ShardedTensor)
+    typing.assert_type(st.explicit_axes(axes="i", in_sharding=split)(st.tanh)(x), st.ShardedTensor)
+    typing.assert_type(st.ShapeDtypeStruct.like(x).update(dtype="int8"), st.ShapeDtypeStruct)
     with st.use_mesh(mesh) as used, st.transfer_guard("allow"), st.transfers() as log:
         typing.assert_type((used, log, log.bytes), tuple[st.Mesh, st.TransferLog, int])
         st.visualize_sharding(x, file=io.StringIO())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, innermost, interpreted_by
+from shardtensor.core import call, hinted, innermost, interpreted_by
 from shardtensor.custom_derivatives import is_zero
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
@@ -175,6 +175,7 @@ def grad(
     return computed
 
 
+@hinted
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Returns the value of a function and the function that multiplies cotangents by its Jacobian.
 
