@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from typing import Any
 
@@ -248,30 +247,26 @@ def test_explain_shows_the_call() -> None:
 
 
 _OF_JAX = """
-import inspect
 import numpy as np
 import jax
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
 spec = jax.sharding.PartitionSpec("x")
 call = lambda *arrays: jax.lax.ragged_all_to_all(*[a[0] for a in arrays], axis_name="x")[None]
 mapped = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-parameters = inspect.signature(jax.lax.ragged_all_to_all).parameters
-found = [[(p.name, str(p.kind), p.default is p.empty) for p in parameters.values()], None]
+found = None
 try:
-    found[1] = np.asarray(mapped(*given))
+    found = np.asarray(mapped(*given))
 except jax.errors.JaxRuntimeError as error:
     assert "UNIMPLEMENTED" in str(error), error
 """
 
 
 @pytest.mark.full
-def test_the_function_is_that_of_jax() -> None:
+def test_the_results_are_those_of_jax() -> None:
     """JAX 0.12 has the collective on GPUs and TPUs only."""
     peers.require_jax()
     exchange = even_exchange(4, 2)
-    wanted, found = peers.run(_OF_JAX, [np.stack(x) for x in exchange], devices=4)
-    parameters = inspect.signature(st.ragged_all_to_all).parameters
-    assert [(p.name, str(p.kind), p.default is p.empty) for p in parameters.values()] == wanted
+    found = peers.run(_OF_JAX, [np.stack(x) for x in exchange], devices=4)
     if found is None:
         pytest.skip("JAX has no ragged_all_to_all on CPUs")
     np.testing.assert_allclose(found, exchange.answer(), rtol=1e-6)
