@@ -173,7 +173,7 @@ def pmap(
         raise ArgumentTypeError(f"pmap: axis_name is {axis_name!r:.60}; wanted a name, such as 'i'")
     if args and isinstance(args[0], str):
         raise ArgumentTypeError(
-            f"pmap: argument 0 to map over is the string {args[0]!r:.60}; wanted an array or a list: the name of the axis "
+            f"pmap: argument 0 to map over is the string {args[0]!r:.60}; wanted an array or a list: the axis name "
             f"is a keyword, axis_name={args[0]!r:.60}"
         )
     mapped = _Pmap(fn, axis_name, in_axes, out_axes, static_argnums, devices, donate)
