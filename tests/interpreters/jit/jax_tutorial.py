@@ -138,22 +138,21 @@ SPECS: tuple[tuple[Any, ...], ...] = (
 """Layouts of a batch of activations, and of weights."""
 
 
-def activations(lib: Any, grid: Any) -> dict[str, list[Any]]:
-    """The specs of what a layer gives for activations and weights in each layout; None where it is an error."""
+def activations(lib: Any, grid: Any, of_x: tuple[Any, ...]) -> list[str | None]:
+    """Returns the specs of what a layer gives for activations in a layout and weights in each; None where it is an error."""
     xp = lib.xp
     layer = lib.jit(lambda x, weights, bias: 1 / (1 + xp.exp(-(x @ weights + bias))))
-    made: dict[str, list[Any]] = {}
-    for of_x, of_weights in itertools.product(SPECS, SPECS):
+    found: list[str | None] = []
+    for of_weights in SPECS:
         x, weights = (
             lib.device_put(np.ones(shape), lib.NamedSharding(grid, lib.P(*spec)))
             for shape, spec in (((16, 8), of_x), ((8, 8), of_weights))
         )
         try:
-            found = spec_names(layer(x, weights, np.ones(8)))
+            found.append(spec_names(layer(x, weights, np.ones(8))))
         except lib.errors:
-            found = None
-        made.setdefault(text_of(of_x), []).append(found)
-    return made
+            found.append(None)
+    return found
 
 
 def text_of(spec: tuple[Any, ...]) -> str:
@@ -167,10 +166,10 @@ def spec_names(x: Any) -> str:
     return " ".join("".join(entry or "-") for entry in (*entries, *[None] * len(x.shape))[: len(x.shape)])
 
 
-def drawn_devices(text: str) -> list[list[str]]:
-    """Returns the numbers of the devices in each cell of a drawing of a layout."""
+def drawn_devices(text: str, ndim: int) -> list[list[str]]:
+    """Returns the numbers of the devices in each cell of a drawing of a layout; a long vector has several lines."""
     lines = [re.findall(r"[A-Z]+ (\d[\d,]*)", line) for line in text.splitlines()]
-    return [line for line in lines if line]
+    return [line for line in lines if line] if ndim > 1 else [[*itertools.chain(*lines)]]
 
 
 Layout = tuple[str, list[Any]]
@@ -194,6 +193,5 @@ def printed(lib: Any, x: Any) -> list[Any]:
     indices = x.sharding.devices_indices_map(tuple(x.shape)).items()
     values = np.asarray(x, "float64").tolist()
     text = lib.draw(x) if x.shape else None  # of a scalar there is no drawing
-    return [
-        *layout_of(x.sharding.memory_kind, indices, x.shape), values, spec_names(x), None if text is None else drawn_devices(text)
-    ]  # fmt: skip
+    drawn = None if text is None else drawn_devices(text, len(x.shape))
+    return [*layout_of(x.sharding.memory_kind, indices, x.shape), values, spec_names(x), drawn]

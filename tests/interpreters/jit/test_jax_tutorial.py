@@ -5,7 +5,10 @@ https://docs.jax.dev/en/latest/sharded-computation.html
 
 from __future__ import annotations
 
+import functools
 import io
+import types
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +46,8 @@ TABLE: dict[str, tuple[tuple[int, ...], P, str]] = {
 _CELLS = [*"01234567"]
 DRAWN = {
     "arr": [["0"]], "f_contract": [["0,4", "1,5", "2,6", "3,7"]], "f_contract over x": [["0,1,2,3", "4,5,6,7"]], "psum": None,
-    **{name: [_CELLS[:4], _CELLS[4:]] for name in "arr_sharded arr_host arr_dev out_host out_dev f_elementwise add_arrays".split()},
+    **{name: [_CELLS[:4], _CELLS[4:]] for name in ("arr_sharded", "arr_host", "arr_dev", "out_host", "out_dev")},
+    **{name: [_CELLS[:4], _CELLS[4:]] for name in ("f_elementwise", "add_arrays")},
     **{name: [_CELLS] for name in ("f_contract over x y", "f_contract_2", "f_elementwise_sharded", "sum in shard")},
     **{name: [[",".join(_CELLS)]] for name in ("layer", "layer_constrained", "layer_sharded")},
 }  # fmt: skip
@@ -77,10 +81,11 @@ OURS = SimpleNamespace(
 )  # fmt: skip
 
 
-def ours(backend: str) -> dict[str, Any]:
+@functools.cache
+def ours(backend: str) -> Mapping[str, Any]:
     grid, line = mesh_of((2, 4), backend), mesh_of((8,), backend)
     with st.use_mesh(line):  # In the tutorial, arrays that are not placed are on the devices of the mesh.
-        return found(OURS, grid, line, grid, line.flat[0])
+        return types.MappingProxyType(found(OURS, grid, line, grid, line.flat[0]))
 
 
 def spec_text(spec: P, ndim: int) -> str:
@@ -89,26 +94,20 @@ def spec_text(spec: P, ndim: int) -> str:
 
 @everywhere
 def test_the_shardings_of_each_cell(backend: str) -> None:
-    results = ours(backend)
+    results = dict(ours(backend))
     assert results.pop("types") == [["x", None], [None, "y"], ["x", "y"]]
     assert results.keys() == TABLE.keys()
     for name, (sizes, spec, kind) in TABLE.items():
         shape = np.shape(results[name][2])
         wanted = st.NamedSharding(mesh_of(sizes, backend), spec).devices_indices_map(shape).items()
-        assert results[name][3] == spec_text(spec, len(shape)), name
+        assert results[name][3:] == [spec_text(spec, len(shape)), DRAWN[name]], name
         assert tuple(results[name][:2]) == layout_of(kind, wanted, shape), name
 
 
 @everywhere
-def test_what_each_cell_draws(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")  # room for the names of all backends in a line
-    results = ours(backend)
-    assert {name: rows[4] for name, rows in results.items() if name != "types"} == DRAWN
-
-
-@everywhere
-def test_the_layouts_of_a_layer(backend: str) -> None:
-    assert activations(OURS, mesh_of((2, 4), backend)) == LAYERS
+@pytest.mark.parametrize("of_x", SPECS, ids=text_of)
+def test_the_layouts_of_a_layer(of_x: tuple[Any, ...], backend: str) -> None:
+    assert activations(OURS, mesh_of((2, 4), backend), of_x) == LAYERS[text_of(of_x)]
 
 
 def explicit(backend: str) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def explicit(backend: str) -> dict[str, Any]:
 @everywhere
 def test_cells_of_explicit_shardings_print_the_same(backend: str) -> None:
     """The constraint is over both axes of the mesh of the array: see `f_contract over x y`."""
-    automatic = ours(backend)
+    automatic = dict(ours(backend))
     automatic["f_contract_2"] = automatic["f_contract over x y"]
     for name, (kind, indices, values, spec, drawn) in explicit(backend).items():
         assert [kind, indices, spec, drawn] == [*automatic[name][:2], *automatic[name][3:]], name
@@ -129,7 +128,7 @@ def test_cells_of_explicit_shardings_print_the_same(backend: str) -> None:
 JAXS = """
 import contextlib, importlib.util, io, jax
 from types import SimpleNamespace
-from tests.interpreters.jit.jax_tutorial import activations, explicit_cells, found as found_by, printed
+from tests.interpreters.jit.jax_tutorial import SPECS, activations, explicit_cells, found as found_by, printed, text_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 def draw(x):
@@ -149,7 +148,8 @@ auto = lambda shape, names: jax.make_mesh(shape, names, axis_types=(AxisType.Aut
 grid, line = ((2, 4), ("x", "y")), ((8,), ("x",))
 cells = found_by(lib, auto(*grid), auto(*line), jax.make_mesh(*grid), jax.devices()[0])
 explicit = {name: printed(lib, x) for name, x in explicit_cells(lib, jax.make_mesh(*grid), jax.make_mesh(*line))}
-found = cells, explicit, activations(lib, auto(*grid)), activations(lib, jax.make_mesh(*grid))
+found = cells, explicit, *[
+    {text_of(spec): activations(lib, mesh, spec) for spec in SPECS} for mesh in (auto(*grid), jax.make_mesh(*grid))]
 """
 
 
@@ -158,7 +158,7 @@ def test_the_tables_are_jaxs() -> None:
     """With the kinds of axes that the tutorial needs, and with those of a mesh of JAX by default, which are explicit."""
     peers.require_jax("0.10", "0.12")
     cells, explicitly, layers, explicit_layers = peers.run(JAXS, devices=8)
-    mine = ours("numpy")
+    mine = dict(ours("numpy"))
     assert cells.keys() == mine.keys()
     assert cells.pop("types") == mine.pop("types")
     for theirs, here in ((cells, mine), (explicitly, explicit("numpy"))):
