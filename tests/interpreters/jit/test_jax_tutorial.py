@@ -104,6 +104,55 @@ def test_the_shardings_of_each_cell(backend: str) -> None:
         assert tuple(results[name][:2]) == layout_of(kind, wanted, shape), name
 
 
+ARR, X = np.arange(32.0).reshape(4, 8), np.arange(32)
+RNG = np.random.default_rng(0)
+ROW, WEIGHTS, BIAS = RNG.normal(size=(32,)), RNG.normal(size=(32, 4)), RNG.normal(size=(4,))
+VALUES = {
+    **dict.fromkeys(("arr", "arr_sharded", "arr_host", "arr_dev", "out_host", "out_dev"), ARR),
+    **dict.fromkeys(("f_contract", "f_contract over x", "f_contract over x y", "f_contract_2"), ARR.sum(axis=0)),
+    **dict.fromkeys(("layer", "layer_constrained", "layer_sharded"), 1 / (1 + np.exp(-(ROW @ WEIGHTS + BIAS)))),
+    "f_elementwise": 2 * np.sin(ARR) + 1, "add_arrays": np.arange(4)[:, None] + np.arange(8), "psum": X.sum(),
+    "f_elementwise_sharded": 2 * np.sin(X) + 1, "sum in shard": X.reshape(8, 4).sum(axis=1),
+}  # fmt: skip
+"""The elements of what each cell prints."""
+
+
+@everywhere
+def test_the_values_of_each_cell(backend: str) -> None:
+    for name, wanted in VALUES.items():
+        np.testing.assert_allclose(ours(backend)[name][2], wanted, rtol=1e-6, err_msg=name)
+
+
+@everywhere
+def test_devices_in_the_order_of_a_torus(backend: str) -> None:
+    """The tutorial is drawn with the devices of a TPU, which a mesh can have here, too."""
+    devices = st.devices(backend)
+    mesh = st.Mesh(np.array([devices[i] for i in (0, 1, 2, 3, 6, 7, 4, 5)], object).reshape(2, 4), ("x", "y"))
+    x = st.device_put(ARR, st.NamedSharding(mesh, P("x", "y")))
+    rows = st.jit(lambda x: x.sum(axis=0))(x)
+    assert printed(OURS, x)[4] == [[*"0123"], [*"6745"]]
+    assert [sorted(cell.split(",")) for cell in printed(OURS, rows)[4][0]] == [
+        ["0", "6"],
+        ["1", "7"],
+        ["2", "4"],
+        ["3", "5"],
+    ]
+    line = st.NamedSharding(st.Mesh(mesh.flat, ("x",)), P("x"))
+    split = st.jit(lambda x: st.with_sharding_constraint(x.sum(axis=0), line))(x)
+    assert printed(OURS, split)[4] == [[*"01236745"]]
+    np.testing.assert_array_equal(printed(OURS, split)[2], ARR.sum(axis=0))
+
+
+@everywhere
+def test_a_function_sees_the_block_of_a_device(backend: str) -> None:
+    shapes: list[tuple[int, ...]] = []
+    seen = st.shard_map(
+        lambda x: (shapes.append(x.shape), x * 2)[1], mesh=mesh_of((8,), backend), in_specs=P("x"), out_specs=P("x")
+    )
+    assert seen(X).shape == (32,)
+    assert set(shapes) == {(4,)}
+
+
 @everywhere
 @pytest.mark.parametrize("of_x", SPECS, ids=text_of)
 def test_the_layouts_of_a_layer(of_x: tuple[Any, ...], backend: str) -> None:
