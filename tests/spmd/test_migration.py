@@ -100,6 +100,28 @@ def test_the_copies_of_a_state_are_read_without_transfers_between_devices(backen
 
 
 @everywhere
+def test_each_copy_is_read_by_any_kind_of_number(backend: str) -> None:
+    """JAX: numbers of `jnp.arange` gather the array, those of `range` do not."""
+    x = put(X, backend, (8,))
+    with st.transfers() as log:
+        found = [np.asarray(x[number(k)]) for k in range(8) for number in (int, np.int64)]
+    assert between_devices(log) == 0
+    np.testing.assert_array_equal(found, np.repeat(X, 2, axis=0))
+    np.testing.assert_array_equal(values_of(x[st.asarray(3)]), X[3])
+
+
+@everywhere
+def test_keys_of_each_device(backend: str) -> None:
+    """`shard_prng_key` splits a key, one for each device: the numbers are those of the keys, on whatever devices."""
+    keys = st.random.split(st.random.key(0), 8)
+    wanted = np.stack([np.asarray(st.random.normal(key, (3,))) for key in keys])
+    assert len(set(wanted.ravel())) == 24
+    for count in (8, 3):
+        made = st.pmap(lambda key: st.random.normal(key, (3,)), keys, devices=st.devices(backend)[:count])
+        np.testing.assert_allclose([values_of(x) for x in made], wanted, rtol=1e-12)
+
+
+@everywhere
 def test_results_that_are_not_equal_are_not_returned_once(backend: str) -> None:
     mesh, x = mesh_of((8,), backend), put(X, backend, (8,))
     for call in (
