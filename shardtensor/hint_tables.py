@@ -249,14 +249,79 @@ _JAXS = {
     "xmap": "`st.shard_map` maps over named axes of a mesh; docs/from_pmap_and_xmap.md shows both",
     "host_count": "`st.process_count()`",
     "host_id": "`st.process_index()`",
-    "default_backend": "`st.devices()[0].backend`",
     "live_arrays": "`st.memory_info()` counts the bytes of tensors",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
     "jacobian": "`st.jacrev(f)` computes it by rows, `st.jacfwd(f)` by columns",
     **_each("dynamic_slice", "`x[1:3]`"),
     **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
     "pure_callback": "functions run when they are called, so call it: `f(x)`",
-    **_each("pvary pcast", "leave it out: the types of blocks do not say over which axes they vary"),
+}
+
+_WINDOWS = "`st.lib.stride_tricks.sliding_window_view(x, (2, 2)){}(axis=(-2, -1))`, of which [::2, ::2] is every second"
+_MESH_OF_NEW = "`st.set_mesh(mesh)` sets the devices of new arrays; `st.use_mesh(mesh)` is the context manager"
+
+_NXS = {
+    "Defn": "its functions are those of the package: `st.jit(f)`, `st.grad(f)`, `st.shard_jit`, `st.num_shards()`",
+    "EXLA": "`st.jit(f)` and `st.shard_jit` compile; there is no other compiler to be named",
+    "LinAlg": "`st.linalg.inv(cov)`, and the others of st.linalg",
+    "Random": "`st.random.normal(st.random.key(0), (2, 3))`, and the others of st.random",
+    **_each("defn defnp deftransform", "leave it out: any function of tensors can be compiled: `st.jit(f)`"),
+    "jit_apply": "`st.jit(f)(x)`",
+    "shard_jit_apply": "`st.shard_jit` returns a function, which is called with the list of lists",
+    **_each("debug_expr print_expr", "`st.jit(f).lower(x).as_text()` is the program of a function"),
+    "print_value": "`print(x)`",
+    "stop_grad": "`st.stop_gradient(x)`",
+    "custom_grad": "`st.custom_vjp`",
+    **_each("backend_transfer backend_copy", "`st.device_put(x, st.devices()[1])` copies to a device; " + _HOST),
+    "backend_deallocate": "leave it out: the memory of a tensor is free when nothing refers to it",
+    **_each("global_default_backend with_default_backend", _MESH_OF_NEW),
+    "default_backend": "`st.devices()[0].backend` is its name; " + _MESH_OF_NEW,
+    "to_batched": "`st.to_batched_list(x, 2, leftover='repeat')`",
+    "as_type": "`x.astype('float32')`",
+    "bitcast": "`x.view('int64')`",
+    "type": "`x.dtype`",
+    "bit_size": "`8 * x.nbytes`",
+    "byte_size": "`x.nbytes`",
+    "flat_size": "`x.size`",
+    "to_flat_list": "`x.ravel().tolist()`",
+    "to_list": "`x.tolist()`",
+    "to_number": "`x[0, 0].item()`",
+    "to_binary": "`x.tobytes()`",
+    "from_binary": "`st.asarray(np.frombuffer(bytes(8)))`",
+    "to_tensor": "`st.asarray([1, 2])`",
+    **_each("template to_template", "`st.ShapeDtypeStruct((2, 3), 'float32')`"),
+    **_each("serialize deserialize", "`st.save(file, x)` writes a tensor, and `st.load` reads it"),
+    "new_axis": "`st.expand_dims(x, axis=0)`",
+    "broadcast": "`st.broadcast_to(x, (2, 4, 4))`",
+    "reverse": "`st.flip(x)`",
+    "slice": "`x[1:3]`",
+    "slice_along_axis": "`x[:, 1:3]`",
+    "put_slice": "`x[1:3, 1:3] = 0.0`",
+    "indexed_put": "`x[[0, 1], [1, 2]] = 0.0`",
+    "indexed_add": "`np.add.at(x, ([0, 0], [1, 1]), 1.0)`",
+    "make_diagonal": "`st.diag(x[0])`",
+    "take_diagonal": "`st.diagonal(x)`",
+    "put_diagonal": "`st.fill_diagonal(x, 0.0)`",
+    "all_close": "`st.allclose(x, y)`",
+    "is_nan": "`st.isnan(x)`",
+    "is_infinity": "`st.isinf(x)`",
+    "negate": "`st.negative(x)`",
+    "phase": "`st.angle(x)`",
+    "quotient": "`x // y` rounds down, `st.trunc(x / y)` towards zero",
+    "population_count": "`st.bitwise_count(st.arange(3))`",
+    "reduce": "`np.add.reduce(x)`, and so with other ufuncs",
+    "reduce_max": "`st.max(x)`",
+    "reduce_min": "`st.min(x)`",
+    "cumulative_max": "`np.maximum.accumulate(x)`",
+    "cumulative_min": "`np.minimum.accumulate(x)`",
+    "cumulative_product": "`st.cumulative_prod(x, axis=0)`",
+    "mode": "`st.unique_counts(x)` counts values",
+    "standard_deviation": "`st.std(x)`",
+    "variance": "`st.var(x)`",
+    "weighted_mean": "`st.average(x, weights=y)`",
+    "covariance": "`st.cov(x, rowvar=False, ddof=0)`",
+    **{f"window_{name}": _WINDOWS.replace("{}", f".{name}") for name in ("sum", "max", "min", "mean")},
+    "window_product": _WINDOWS.replace("{}", ".prod"),
 }
 
 _RANDOM = {
@@ -278,13 +343,18 @@ _RANDOM = {
     "multivariate_normal": "`st.random.normal(key, (10, 4)) @ st.linalg.cholesky(cov).T`",
     "beta": "a / (a + b) of gamma variables: `st.random.gamma(key, 2.0, (2, 3))`",
     "bits": "`st.random.integers(key, 0, 2**32, (2, 3))`",
+    **_each("normal_split uniform_split randint_split", "keys are split before: `key, k = st.random.split(key)`"),
     **_each("clone key_data wrap_key_data", "keys are values, which are never used up: `st.random.fold_in(key, 1)`"),
 }
 
 _LINALG = {
     "inverse": "`st.linalg.inv(x)`",
     "pinverse": "`st.linalg.pinv(x)`",
-    **_each("solve_triangular lu_solve cho_solve", "`st.linalg.solve(cov, x)`"),
+    "invert": "`st.linalg.inv(x)`",
+    "determinant": "`st.linalg.det(x)`",
+    "adjoint": "`st.conj(x.T)`",
+    "least_squares": "`st.linalg.lstsq(cov, x)`",
+    **_each("solve_triangular triangular_solve lu_solve cho_solve", "`st.linalg.solve(cov, x)`"),
     "cholesky_ex": "`st.linalg.cholesky(cov)`",
     "inv_ex": "`st.linalg.inv(cov)`",
     "vander": "`st.vander([1.0, 2.0])`",
@@ -350,7 +420,7 @@ _OPTIMIZERS = {
 }
 
 MODULES: dict[str, Hints] = {
-    "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS},
+    "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS, **_NXS},
     "checkpoint": _CHECKPOINTS,
     "data": _DATA,
     "linalg": _LINALG,
@@ -412,7 +482,8 @@ _TENSOR: Hints = {
         MODULES[""],
         "addmm bmm cat chunk clamp clone div eq erf ge gt histc index_add index_select inverse le lerp "
         "log_softmax logsumexp lt masked_fill masked_select mm movedim mul mv ne neg permute relu repeat_interleave "
-        "rsqrt scatter scatter_add sigmoid softmax sub swapdims t take_along_dim tensor_split unbind unsqueeze",
+        "rsqrt scatter scatter_add sigmoid softmax sub swapdims t take_along_dim tensor_split unbind unsqueeze "
+        "as_type backend_copy backend_transfer new_axis to_batched to_flat_list to_list to_number",
     ),
     "gather": f"`st.take_along_axis(x, st.argsort(x, axis=0), axis=0)` takes elements; {_HOST}",
     **_IN_PLACE,
@@ -462,7 +533,6 @@ _TENSOR: Hints = {
     **_each("describe groupby plot value_counts rolling corr", _FRAME),
     **_each("fillna isna dropna", "`st.nan_to_num(x)` replaces NaNs, and `st.isnan(x)` finds them"),
     "to_csv": "`np.savetxt(path, x, delimiter=',')`",
-    "to_list": "`x.tolist()`",
     "save": "`st.save(file, x)`",
     "histogram": "it is the function `st.histogram`",
     "append": "`st.append(x, y, axis=0)`",
@@ -486,6 +556,7 @@ CLASSES: dict[str, Hints] = {
         "local_mesh": "`mesh.local_devices`",
         "empty": "no mesh is empty: `mesh.size`",
         "is_multi_process": "`st.process_count()`",
+        "name": "meshes have no names, and their axes have: `list(mesh.shape)`",
         "device_ids": "`[device.id for device in mesh.flat]`",
     },
     "NamedSharding": {
@@ -522,7 +593,9 @@ KEYWORDS = {
     "prefetch_factor": "prefetch", "num_workers": "prefetch", "stage": "level", "every_k_schedule": "n",
     "accumulation_steps": "n", "init_scale": "initial_scale", "growth_interval": "period", "growth_factor": "factor",
     "T_max": "decay_steps", "eta_min": "end_value", "compute_dtype": "compute", "param_dtype": "params",
-    "output_dtype": "output", "optimizer": "inner",
+    "output_dtype": "output", "optimizer": "inner", "type": "dtype", "backend": "device",
+    "keep_axes": "keepdims", "keep_axis": "keepdims", "client": "backend", "compiler": "backend",
+    "in_shardings": "input_shardings", "input_shardings": "in_shardings",
 }  # fmt: skip
 """The names of arguments in other libraries, and those that an argument may have here: the first one that the function
 takes is meant.
@@ -555,6 +628,8 @@ ARGUMENTS: Hints = {
     "betas": "b1= and b2= are two arguments: `st.optim.adam(1e-3, b1=0.9, b2=0.95)`",
     "weight_decay": "`st.optim.chain(st.optim.add_decayed_weights(0.01), st.optim.sgd(0.1))`",
     **_each("foreach fused capturable differentiable", "leave it out: under st.jit a step is one program"),
+    "name": "leave it out: operators have no names, and neither have meshes: `st.make_mesh((2, 2))`",
+    "names": "leave it out: the dimensions of a tensor have numbers, and no names",
     "collate_fn": "leave it out: batches have the structure of a row, and the batch as dimension 0",
 }
 """What to write in place of arguments that no function, or not this one, has under any name."""

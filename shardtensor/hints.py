@@ -23,7 +23,8 @@ Class = TypeVar("Class", bound=type)
 LACKING = {
     "ShardedTensor": (
         "__delitem__ abs abs_ absolute acos add_ addmm addressable_data allclose angle append apply apply_ "
-        "argwhere asin asnumpy at atan atan2 aval backward bfloat16 bincount bmm bool broadcast_to byte byteswap "
+        "argwhere as_type asin asnumpy at atan atan2 aval backend_copy backend_transfer backward bfloat16 bincount "
+        "bmm bool broadcast_to byte byteswap "
         "cat ceil char cholesky chunk chunks clamp clamp_ clone compute contiguous copy_ copy_to_host_async "
         "copysign corr corrcoef cos cosh count_nonzero cov cpu cross ctypes cuda data data_ptr delete describe "
         "det detach device_buffer device_buffers diag diff dim div div_ divide double dropna dump dumps eig eigh "
@@ -34,18 +35,19 @@ LACKING = {
         "layout le lerp less less_equal loc log log10 log1p log2 log_ log_softmax logaddexp logical_and "
         "logical_not logical_or logical_xor logsumexp long lstsq lt map map_ masked_fill masked_fill_ "
         "masked_select matmul matrix_power maximum median minimum mm moveaxis movedim mul mul_ multiply mv "
-        "nan_to_num nanmean nanmedian nansum ndimension ne neg negative nelement new_ones new_tensor new_zeros "
-        "norm normal_ not_equal numel numpy on_device_size_in_bytes outer permute permute_dims persist pin_memory "
-        "pinv platform plot pow pow_ qr quantile rechunk reciprocal register_hook relu remainder "
+        "nan_to_num nanmean nanmedian nansum ndimension ne neg negative nelement new_axis new_ones new_tensor "
+        "new_zeros norm normal_ not_equal numel numpy on_device_size_in_bytes outer permute permute_dims persist "
+        "pin_memory pinv platform plot pow pow_ qr quantile rechunk reciprocal register_hook relu remainder "
         "repeat_interleave requires_grad requires_grad_ reshape_as resize retain_grad roll rolling rot90 rsqrt "
         "save scatter scatter_ scatter_add scatter_add_ setfield short sigmoid sign sin sinc sinh slogdet softmax "
         "solve split sqrt sqrt_ square stride sub sub_ subtract svd swapdims t tail take_along_dim tan tanh "
-        "tensor_split tensordot tile to to_csv to_list toarray topk tril triu trunc type type_as unbind "
+        "tensor_split tensordot tile to to_batched to_csv to_flat_list to_list to_number toarray topk tril triu "
+        "trunc type type_as unbind "
         "unfold uniform_ unique unsafe_buffer_pointer unsqueeze value_counts values vdot view_as weak_type where "
         "zero_"
     ),
     "Device": "client device_kind index local_hardware_id memory_stats platform type",
-    "Mesh": "__enter__ abstract_mesh axis_types device_ids empty is_multi_process local_mesh",
+    "Mesh": "__enter__ abstract_mesh axis_types device_ids empty is_multi_process local_mesh name",
     "NamedSharding": "addressable_devices_indices_map update",
     "PartitionSpec": "UNCONSTRAINED",
 }

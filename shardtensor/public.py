@@ -443,6 +443,7 @@ from shardtensor.sharding.mesh import (
 from shardtensor.optim.precision import mixed_precision as mixed_precision
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
 from shardtensor.pictures.visualize import visualize_sharding as visualize_sharding
+from shardtensor.spmd.type_casts import pcast as pcast, pvary as pvary
 from shardtensor.spmd.collectives import (
     all_gather as all_gather,
     all_to_all as all_to_all,
@@ -460,6 +461,7 @@ from shardtensor.spmd.collectives import (
     pswapaxes as pswapaxes,
 )
 from shardtensor.spmd.maps.pmap import pmap as pmap
+from shardtensor.spmd.maps.shard_jit import shard_jit as shard_jit
 from shardtensor.spmd.maps.shard_map import shard_map as shard_map
 from shardtensor.spmd.maps.smap import smap as smap
 from shardtensor.spmd.maps.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap

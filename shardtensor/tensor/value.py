@@ -144,6 +144,14 @@ def reduced(value: Aval) -> Aval:
 
 
 @functools.lru_cache(1024)
+def of_cotangent(value: Aval) -> NamedSharding:
+    """Returns the sharding of the gradient of a value: unreduced where it is reduced, and reduced where it is
+    unreduced.
+    """
+    return value.sharding.with_spec(value.sharding.spec.of_cotangent)
+
+
+@functools.lru_cache(1024)
 def stacked(value: Aval) -> Aval:
     """Returns the aval of the partial sums of an unreduced value: along a first dimension, of which each device along
     the unreduced axes holds one index.

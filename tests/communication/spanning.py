@@ -458,6 +458,20 @@ def lists_are_of_this_process() -> None:
     assert st.unshard(parts).tolist() == list(range(1, 11))
 
 
+def lists_of_compiled_functions_have_an_item_for_each_device() -> None:
+    """Each process holds the items of its own devices; the others are tensors that it knows of."""
+    mesh, value = st.make_mesh((st.device_count(),)), np.arange(20.0).reshape(10, 2)
+    run = st.shard_jit(lambda x, w: (x * w, x.sum(axis=0)), mesh, input_shardings=[{0: 0}, {}])
+    with st.transfer_guard("disallow"):
+        rows = run([[part, 2] for part in st.shard(value, devices=mesh)])
+    assert [x.device for pair in rows for x in pair] == [device for device in mesh.flat for _ in range(2)]
+    for device, (part, total), wanted in zip(mesh.flat, rows, np.array_split(2 * value, mesh.size), strict=True):
+        if device in st.local_devices():
+            assert np.array_equal(part, wanted)
+            assert np.array_equal(total, value.sum(axis=0))
+    assert_gathered(st.unshard([part for part, _ in rows]), 2 * value)
+
+
 def maps_over_arrays_say_whose_devices_they_use() -> None:
     count, own = st.device_count(), st.local_devices()
     here = np.ones(len(own)) * (1 + distributed.process_index())
@@ -892,7 +906,8 @@ CHECKS = [
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     writes_on_one_device_are_no_calls_of_all,
-    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
+    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process,
+    lists_of_compiled_functions_have_an_item_for_each_device, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,

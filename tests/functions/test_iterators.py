@@ -315,6 +315,12 @@ CASES: dict[str, tuple[list[Any], Call]] = {
     "shard_map.axis_names": (["x"], lambda a, make: _shard_map(a, axis_names=make())),
     "shard_map.in_specs": ([st.P("x")], lambda a, make: _shard_map(a, in_specs=make())),
     "shard_map.out_specs": ([st.P("x"), st.P("x")], lambda a, make: _shard_map(a, two=True, out_specs=make())),
+    "shard_jit.input_shardings": (
+        ["x"],
+        lambda a, make: st.shard_jit(lambda x: x + 1, mesh_of((2,), "numpy"), input_shardings=[{0: make()}])(
+            [[a.v]] * 2
+        ),
+    ),
     "pmap.in_axes": ([0, 0], lambda a, make: _pmap(a, in_axes=make())),
     "pmap.out_axes": ([0, 0], lambda a, make: _pmap(a, two=True, out_axes=make())),
     "pmap.static_argnums": ([1], lambda a, make: _pmap(a, static_argnums=make(), y=3)),
@@ -335,6 +341,8 @@ CASES: dict[str, tuple[list[Any], Call]] = {
     "psum_scatter.axis_index_groups": grouped("psum_scatter", tiled=True),
     "pswapaxes.axis_index_groups": grouped("pswapaxes", 0),
     **{f"{name}.axis_name": named(name) for name in ("pmax", "pmean", "pmin", "pprod", "psum")},
+    "pcast.axis_name": named("pcast", to="unreduced"),
+    "pvary.axis_name": named("pvary"),
     "all_gather.axis_name": named("all_gather", tiled=True),
     "all_to_all.axis_name": named("all_to_all", 0, 0, tiled=True),
     "psum_scatter.axis_name": named("psum_scatter", tiled=True),

@@ -284,7 +284,17 @@ CALLS: dict[str, tuple[Any, str]] = {
     "missing": (lambda x: st.maximum(x), "maximum: missing the argument x2; it takes x1, x2"),
     "all missing": (lambda x: st.add(), "add: missing the arguments x1 and x2; it takes x1, x2"),
     "names of positions": (lambda x: st.add(x1=1, x2=2), "add: got an unexpected keyword argument 'x1'; x1 is given by po"),
-    "missing in hinted": (lambda x: st.make_mesh((1,)), "make_mesh: missing the argument axis_names; it takes axis_sizes"),
+    "missing in hinted": (lambda x: st.make_mesh(axis_names=("x",)), "make_mesh: missing the argument axis_sizes; it takes axis_s"),
+    "a mesh with a name": (lambda x: st.Mesh(name="mesh", shape=(2, 2)), "Mesh: got an unexpected keyword argument 'name'; leave "
+                           "it out: operators have no names, and neither have meshes: st.make_mesh((2, 2))"),
+    "a mesh of devices only": (lambda x: st.Mesh(x.sharding.mesh.devices), "Mesh: missing the argument axis_names; it takes devices"),
+    "a client": (lambda x: st.num_shards(client="cuda"), "num_shards: got an unexpected keyword argument 'client'; it is called back"),
+    "a type": (lambda x: st.zeros(3, type="f4"), "zeros: got an unexpected keyword argument 'type'; it is called dtype here"),
+    "names of dimensions": (lambda x: st.asarray([1], names=["x"]), "'names'; leave it out: the dimensions of a tensor have numbers"),
+    "keep_axes": (lambda x: x.sum(keep_axes=True), "sum: got an unexpected keyword argument 'keep_axes'; it is called keepdims"),
+    "a default backend": (lambda x: st.ones(3, backend="cupy"), "ones: got an unexpected keyword argument 'backend'; it is called dev"),
+    "jit with shardings of inputs": (lambda x: st.jit(len, input_shardings=[]), "it is called in_shardings here"),
+    "shard_jit with in_shardings": (lambda x: st.shard_jit(len, x.sharding.mesh, in_shardings=[]), "it is called input_shardings here"),
     "by name only": (lambda x: st.ones((2, 2), "float32", x.sharding), "ones: 3 positional arguments are given; by position "
                      "it takes shape, dtype, and by name device=, out_sharding="),
     "of a method": (lambda x: x.cumsum(0, None, None, 1), "cumsum: 4 positional arguments are given; by position it takes axis, d"),
@@ -416,6 +426,15 @@ TYPED: Mapping[str, str] = {
     ),
     "jax.random": "PRNGKey key split fold_in normal uniform randint permutation bernoulli categorical choice bits gumbel",
     "jax.tree": "map leaves flatten unflatten structure reduce all",
+    "nx": (
+        "add all_close as_type backend_copy backend_transfer concatenate conjugate covariance cumulative_max "
+        "default_backend Defn defn dot fft gather global_default_backend ifft indexed_add indexed_put iota is_nan LinAlg "
+        "make_diagonal negate new_axis product put_slice quotient rank Random reduce_max reverse select shape "
+        "shard_jit size slice slice_along_axis sort standard_deviation take take_diagonal to_batched to_flat_list "
+        "to_number top_k type variance weighted_mean window_max window_mean window_sum with_default_backend"
+    ),
+    "nx.random": "fold_in key normal normal_split randint shuffle split uniform",
+    "nx.linalg": "adjoint cholesky determinant eigh invert least_squares norm qr solve svd triangular_solve",
     "torch": (
         "Tensor as_tensor bmm cat chunk clamp compile cuda device div einsum eq erf flatten float from_numpy gather ge "
         "index_select inference_mode inverse is_tensor lt manual_seed masked_select mm mul ne neg no_grad norm numel "

@@ -126,7 +126,7 @@ def collective(x: Block) -> Block:
     x = x + st.all_to_all(x, "i", 0, 0, tiled=True) + st.pswapaxes(st.all_gather(x, "i"), "i", 0).sum(0)
     typing.assert_type((st.axis_index("i"), st.axis_size("i"), st.psum(1, "i")), tuple[int, int, int])
     typing.assert_type(st.psum([1.0], "i"), list[float])
-    return x
+    return x + st.pcast(x, "i", to="unreduced") + st.pvary(st.psum(x, "i"), "i")
 
 
 def double(x: st.ShardedTensor, *, by: float = 2.0) -> st.ShardedTensor:
@@ -151,6 +151,8 @@ def maps(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(mapped(x), st.ShardedTensor)
     decorated = st.shard_map(mesh=mesh, in_specs=st.P("i"), out_specs=st.P("i"))(double)
     typing.assert_type(decorated(x), st.ShardedTensor)
+    compiled = st.shard_jit(double, mesh, input_shardings=[{0: [0]}])
+    typing.assert_type(compiled([[part] for part in shards]), Tensors)
 
 
 def loops(x: st.ShardedTensor) -> None:

@@ -470,7 +470,7 @@ def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(copy, "infer")
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
-    if type(x._storage) is not OffloadedElements:
+    if type(x._storage) is not OffloadedElements and not x._aval.unreduced:  # Partial sums are shared as they are.
         transfer.announce_reading(x)
     result = without_elements(x._aval)
     return result if x._is_scalar else mark_array(result)

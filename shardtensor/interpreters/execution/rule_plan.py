@@ -135,10 +135,11 @@ def _layouts(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: W
         else None
         for k, chains in zip(kinds, propagated.operands, strict=True)
     ]
-    sharding = NamedSharding(mesh, P(*propagated.result), memory_kind=memory)
+    reduced = _common_reduced(tensors, mesh)
+    sharding = NamedSharding(mesh, P(*propagated.result, reduced=reduced), memory_kind=memory)
     shape = propagated.shape if shape is None else shape
     value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
-    kept = target = aval(shape, value.dtype, sharding.with_spec(P(*propagated.kept)), committed)
+    kept = target = aval(shape, value.dtype, sharding.with_spec(P(*propagated.kept, reduced=reduced)), committed)
     partial_axes = propagated.partial_axes if op.combine else ()
     if layout is not None and partial_axes:
         from shardtensor.interpreters.execution.placed_results import placed_result  # Few programs choose layouts.
@@ -169,6 +170,12 @@ def _propagated(op: Op, kinds: Sequence[Kind], shapes: Sequence[Shape], rule: Ru
         layouts = [laid and _kept_chains(names, laid, rule) for names, laid in zip(rule.operands, layouts, strict=True)]
     combines = op.combine is not None and not nothing
     return propagate(rule, shapes, layouts, weights, mesh.shape, combines=combines)
+
+
+def _common_reduced(tensors: Sequence[Aval], mesh: Mesh) -> frozenset[str]:
+    """Returns the mesh axes along which a result is reduced: those along which all operands are."""
+    axes = [k.sharding.spec.reduced if k.sharding.mesh == mesh else frozenset[str]() for k in tensors]
+    return frozenset.intersection(*axes) if axes else frozenset()
 
 
 def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:
