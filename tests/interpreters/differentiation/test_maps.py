@@ -748,7 +748,7 @@ for name, text in bodies.items():
 
 @pytest.mark.full
 def test_gradients_are_those_of_jax() -> None:
-    peers.require_jax("0.10", "0.9")
+    peers.require_jax("0.10", "0.12")
     w, x = arguments()
     wanted = peers.run(_OF_JAX, (BODIES, np.asarray(w), np.asarray(x)), devices=N)
     space = {name: getattr(st, name) for name in st.__all__} | {"np": np}
