@@ -732,7 +732,7 @@ def test_gradients_have_the_bits_of_one_process(engine: str, processes: int, mon
         status, text = launch(engine, count, PROGRAM, limit=60)
         assert status == 0, text
         found.append({re.sub(r"^\[\d+\] ", "", line) for line in text.splitlines()})
-    assert len(found[1]) == 12
+    assert len(found[1]) >= 14
     assert found[0] == found[1]
 
 
@@ -766,7 +766,7 @@ for name, text in bodies.items():
 
 @pytest.mark.full
 def test_gradients_are_those_of_jax() -> None:
-    peers.require_jax("0.10", "0.9")
+    peers.require_jax("0.10", "0.12")
     w, x = arguments()
     wanted = peers.run(_OF_JAX, (BODIES, np.asarray(w), np.asarray(x)), devices=N)
     space = {name: getattr(st, name) for name in st.__all__} | {"np": np}
