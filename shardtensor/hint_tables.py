@@ -258,7 +258,6 @@ _JAXS = {
         "`st.shard_map(lambda x, y: st.psum(x @ y, 'x'), mesh=mesh, in_specs=(st.P(None, 'x'), st.P('x')), "
         "out_specs=st.P())(x, y)`"
     ),
-    "live_devices": "the end of one process ends a job; `st.devices()` are all devices",
     "xmap": "`st.shard_map` maps over named axes of a mesh; docs/from_pmap_and_xmap.md shows both",
     "host_count": "`st.process_count()`",
     "host_id": "`st.process_index()`",

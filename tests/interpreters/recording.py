@@ -101,7 +101,8 @@ class Trace:
         return map_leaves(lambda x: values[x] if self.is_name(x) else x, tree)
 
     def is_name(self, x: Any) -> bool:
-        return type(x).__module__ == "shardtensor.tensor.storage" or type(x).__name__ == "ScalarElement"
+        modules = "shardtensor.tensor.storage", "shardtensor.tensor.partial_sum_storage"
+        return type(x).__module__ in modules or type(x).__name__ == "ScalarElement"
 
 
 def jacobi(steps: int, u: Any) -> None:

@@ -110,6 +110,7 @@ def slices() -> list[np.ndarray]:
 
 
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+    "pcast": lambda b: st.pcast(b, "x", to="unreduced"),
     "psum": lambda b: st.psum({"a": b, "n": b.shape[0]}, "x")["a"],
     "pmean": lambda b: st.pmean(b, "x"),
     "pmax": lambda b: st.pmax(b, "x"),
@@ -147,6 +148,7 @@ MAPS: dict[str, Callable[[Any, Any], Any]] = {
     "a map in a map": lambda x, d: st.pmap(lambda a: st.pmap(lambda b: b * 2, a), x[:2, :2], devices=np.array([d[:2], d[2:4]])),
     "smap": lambda x, d: st.smap(lambda a, b: a @ b, x, x.T, axes=[(0, None), (None, 1)], out_axes=(0, 1)),
     "replicated": lambda x, d: st.shard_map(lambda a: st.psum(a.sum(axis=0), "x"), mesh=mesh_of((4,), d[0].backend), in_specs=st.P("x"), out_specs=st.P())(x),
+    "an unreduced result": lambda x, d: st.shard_map(lambda a: a * 2, mesh=mesh_of((4,), d[0].backend), in_specs=st.P("x"), out_specs=st.P(unreduced={"x"}))(x[:4]).sum(),
     "one of two axes": lambda x, d: st.shard_map(lambda a: a + a.sum(), mesh=mesh_of((2, 2), d[0].backend), in_specs=st.P("x"), out_specs=st.P("x"), axis_names={"x"})(x),
     "donated": lambda x, d: st.pmap(lambda a: a.__iadd__(1), st.shard(x + 1, devices=d), donate=True),
     "a closure": lambda x, d: st.pmap(lambda a: a + x.sum(), st.shard(x, devices=d)),
@@ -226,6 +228,7 @@ def test_the_tests_see_every_operator() -> None:
     x = st.device_put(np.ones((6, 2)), st.devices("numpy")[0])
     traces = [replays(others, x), replays(functools.partial(MAPS["arrays"], d=None), st.ones((4, 2)))]
     traces.append(replays(functools.partial(MAPS["an equal result"], d=None), x))
+    traces.append(replays(functools.partial(MAPS["an unreduced result"], d=st.devices("numpy")), split("numpy")))
     seen = {op.name for trace in traces for op, *_ in trace.steps}
     composed = {name for name, op in OPS.items() if op.parts.composite and not op.parts.algorithm}
     inside = {"add_partials", "partial_sums"}  # Storages and transfers call them while an operator runs.
