@@ -192,9 +192,14 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
         results: for each device of this process an array, None, or a tuple of them; anything for the others.
         devices: the devices.
         caller: the name of the operator.
+
+    Raises:
+        NotAddressableError: all devices are in one other process.
     """
     import json  # Programs of one process do not need it.
 
+    if len(processes_of(tuple(devices))) == 1:
+        raise elsewhere(devices)
     own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
     arrays = list(results)
     for text in gather_texts(f"{caller}: shapes", json.dumps(own)):
@@ -216,6 +221,18 @@ def _remote_of(layout: Any) -> Any:
     if isinstance(layout, dict):
         return tuple(map(_remote_of, layout["parts"]))
     return RemoteArray(layout[1], np.dtype(layout[0]))
+
+
+def elsewhere(devices: Sequence[Device], caller: str = "") -> NotAddressableError:
+    """Returns the error of a call whose result follows from what devices of one other process compute: that process
+    does not know whether others make the call, and tells them nothing.
+    """
+    (process,) = processes_of(tuple(devices))
+    return NotAddressableError(
+        f"{caller}{': ' if caller else ''}shape and form of the result follow from what process {process} computes, and "
+        f"calls on devices of one process concern only that process; make this call there, and let st.empty(shape, "
+        "dtype=dtype, device=sharding) stand for the result here, or use a mesh of several processes"
+    )
 
 
 def process_of(device: Device) -> int:

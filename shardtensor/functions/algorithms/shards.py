@@ -12,11 +12,10 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.between_processes.processes import completed, everywhere
+from shardtensor.communication.between_processes.processes import completed, elsewhere, everywhere
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import HostCopies
-from shardtensor.errors import NotAddressableError
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Ints, Shape
@@ -193,7 +192,7 @@ class SpanningShards(Shards):
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`: the arrays of all processes."""
         if len(processes_of(tuple(self.devices))) == 1:
-            raise NotAddressableError(f"a tensor of {self.devices[0]}, which is in another process, is read")
+            raise elsewhere(self.devices)
         return everywhere(self.arrays, self.devices, "to_host")
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
