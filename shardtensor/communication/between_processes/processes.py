@@ -96,6 +96,11 @@ def is_common(x: Any) -> bool:
     return len(processes_of(x._aval.sharding.mesh.flat)) > 1
 
 
+def leaves_out(devices: tuple[Device, ...]) -> bool:
+    """Whether there are processes without any of these devices, while several have some of them."""
+    return 1 < len(processes_of(devices)) < connected("leaves_out").engine.process_count
+
+
 def note_error(call: str, values: Any, error: BaseException) -> None:
     """Adds an error of a call on values, some of which concern several processes, to what the next exchange compares.
 

@@ -23,7 +23,6 @@ from shardtensor.backend.registry import (
     backend_of,
     is_remote,
     is_spanning,
-    process_index,
     processes_of,
 )
 from shardtensor.backend.remote import RemoteArray
@@ -35,6 +34,7 @@ from shardtensor.communication.between_processes.processes import (
     described_array,
     elsewhere,
     gather_texts,
+    leaves_out,
     note,
 )
 from shardtensor.errors import BackendError, CollectiveError, ShapeError, type_text
@@ -57,26 +57,25 @@ Devices = tuple[Device, ...]
 def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Devices, ...]:
     """Returns the devices of each program of a map, if some of them are in other processes; otherwise nothing.
 
-    A program runs in the processes of its devices: in one of them, or in all that the map has devices of. Processes
-    without a device run none, and learn from the others which results there are.
+    A program runs in the processes of its devices: in one of them, or in all. Processes without a device run none, and
+    learn from the others which results there are.
 
     Raises:
-        BackendError: a program has devices of some of the processes that the map has devices of.
+        BackendError: a program has devices of several processes, but not of all.
         NotAddressableError: all devices are in one other process, whose maps do not concern this one.
     """
     devices = tuple([mesh.flat for mesh in submeshes])
     every = tuple(itertools.chain.from_iterable(devices))
     if not is_spanning(every):
         return ()
-    processes = processes_of(every)
-    if len(processes) == 1:
-        raise elsewhere(caller, every)
+    if len(processes_of(every)) == 1:
+        raise elsewhere(every, caller)
+    count = connected(caller).engine.process_count
     of_each = {len(processes_of(own)) for own in devices}
-    if of_each not in ({1}, {len(processes)}):
+    if of_each not in ({1}, {count}):
         raise BackendError(
-            f"{caller}: a call of the function has devices of {max(of_each)} of the "
-            f"{counted(len(processes), 'process', 'processes')} of the map; wanted those of one process for each call, "
-            "or those of all"
+            f"{caller}: a call of the function has devices of {max(of_each)} of "
+            f"{counted(count, 'process', 'processes')}; wanted those of one process for each call, or those of all"
         )
     return devices
 
@@ -334,7 +333,7 @@ def results_across(results: Sequence[Any], across: Sequence[Devices], caller: st
             a program returns another pytree than lists, tuples and dicts.
     """
     own = {n: x for n, x in enumerate(results) if not is_elsewhere(across[n])}
-    all_know = processes_of(tuple(itertools.chain.from_iterable(across))) == _callers()
+    all_know = not leaves_out(tuple(itertools.chain.from_iterable(across)))
     if len(own) == len(results) and all_know:
         return list(results)
     record = {
@@ -350,14 +349,6 @@ def results_across(results: Sequence[Any], across: Sequence[Devices], caller: st
             values = [_elsewhere(kind, across[int(key)], caller) for kind in kinds]
             all_results[int(key)] = replaced(next(iter(own.values())), values) if own else _tree(form, iter(values))
     return all_results
-
-
-def _callers() -> frozenset[int]:
-    """Returns the processes that make this call: all of them, or those of the call of the map around it."""
-    program = current()
-    if program is not None:
-        return processes_of(program.devices)
-    return frozenset(range(connected("a map").engine.process_count))
 
 
 def _structure(tree: Any, caller: str) -> Any:
@@ -405,15 +396,15 @@ def _ended(record: Any, caller: str) -> Sequence[Any]:
             _executed(rows, ())
             rows = _exchanged(record)
         return rows
-    # Maps that programs of several processes call end in another order in each process, so that these programs meet.
+    # Maps that programs of all processes call end in another order in each process, so that these programs meet.
     import json  # Programs of one process do not need it.
 
-    run, processes = program.run, sorted(_callers())
-    numbers = (_number_of(run.extents, program.coordinates),) * len(processes)
+    engine, run = connected(caller).engine, program.run
+    count = engine.process_count
+    numbers = (_number_of(run.extents, program.coordinates),) * count
     key = "end", run.axes, program.coordinates
-    call = CollectiveCall(f"the end of {caller}", key, len(processes), _rows_of, across=Across(numbers, 1))
-    at = processes.index(process_index())
-    results: Sequence[Any] = program.meet(call, at, ((), [_Text(json.dumps(record))], ()))
+    call = CollectiveCall(f"the end of {caller}", key, count, _rows_of, across=Across(numbers, 1))
+    results: Sequence[Any] = program.meet(call, engine.process_index, ((), [_Text(json.dumps(record))], ()))
     return results
 
 
