@@ -14,7 +14,7 @@ from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import connected, described, note, notes_errors
 from shardtensor.communication.messages import send
-from shardtensor.communication.transfer import gather_across
+from shardtensor.communication.transfer import gather_across, is_one_in_all
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.host.units import counted
@@ -183,7 +183,8 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 
 
 def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
-    """Returns a tensor as a host array in one process, and None in the others. All processes have to call this.
+    """Returns a tensor as a host array in one process, and None in the others. All processes have to call this. Where
+    each gives a tensor on devices of its own, the result is that of the one process.
 
     Args:
         x: the tensor.
@@ -200,7 +201,7 @@ def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
     count = connected("gather_to").engine.process_count
     if not 0 <= root < count:
         raise ArgumentError(f"gather_to: root is {root}; the processes are numbered from 0 to {count - 1}")
-    if not x._aval.spans:
+    if not is_one_in_all(x, "gather_to"):
         note(f"gather_to({described(x)}, {root})")
         return np.array(x) if root == process_index() else None
     array = gather_across(x, "gather_to", root)
