@@ -11,7 +11,7 @@ from typing import Any
 
 from shardtensor.checkpoint.manifest import FILE
 from shardtensor.checkpoint.pieces import BLOCK
-from shardtensor.checkpoint.plans import exchange_borders, plan_save
+from shardtensor.checkpoint.plans import divide_by_owners, exchange_borders, plan_save
 from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.communication.between_processes.processes import JOB
@@ -148,6 +148,7 @@ def start(
 
     plan = job.together("tree", planned)
     if job.count > 1:
+        divide_by_owners(plan.arrays, job)
         advice = "wanted the same path and tree, and equal arrays of NumPy, numbers and local tensors, in all processes"
         job.check_same([f"the path {name}, overwrite={overwrite}", *plan.rows()], advice)
     folder = _folder(job, name, overwrite, disk, before)
