@@ -13,6 +13,7 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import (
     backend_of,
     backend_of_group,
+    in_other_process,
     is_remote,
     process_index,
     processes_of,
@@ -202,7 +203,7 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
     if x._aval.backend.on_host:
         array: HostArray = whole_array(x, caller)
     elif x._aval.spans:
-        if len(processes_of(devices := x._aval.sharding.mesh.flat)) == 1:
+        if in_other_process(devices := x._aval.sharding.mesh.flat):
             raise elsewhere(devices)
         array = gather_across(x, caller)
     else:

@@ -1,5 +1,6 @@
 """Calls operators on operands of different meshes, some of which leave out processes: ``spanning_mixed.py FILE EXAMPLES
-[NAME...]``. The results are compared with NumPy's.
+[NAME...]``. The results are compared with NumPy's. The environment variable ``SPANNING_THRESHOLDS`` may be ``low``, so
+that small arrays take the way of large ones (see `tests.sizes`).
 
 Process 0 writes a line for each operator to the file: its name, and how many calls were compared, or the first error.
 """
@@ -17,6 +18,11 @@ import numpy as np
 from hypothesis import strategies as some
 from hypothesis.control import BuildContext
 from hypothesis.internal.conjecture.data import ConjectureData
+
+from tests.sizes import thresholds
+
+if __name__ == "__main__":
+    thresholds.lower(thresholds.drawn(os.environ.get("SPANNING_THRESHOLDS", "none")))
 
 import shardtensor as st
 from shardtensor import distributed

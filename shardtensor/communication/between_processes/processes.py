@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index, processes_of
+from shardtensor.backend.registry import (
+    array_backend,
+    backend_of,
+    in_other_process,
+    is_remote,
+    process_index,
+    processes_of,
+)
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.between_processes.rounds import MOST, Packet, Parcel, as_bytes, boxes, rounds
@@ -203,7 +210,7 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
     """
     import json  # Programs of one process do not need it.
 
-    if len(processes_of(tuple(devices))) == 1:
+    if in_other_process(tuple(devices)):
         raise elsewhere(devices)
     own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
     arrays = list(results)
@@ -229,8 +236,8 @@ def _remote_of(layout: Any) -> Any:
 
 
 def elsewhere(devices: Sequence[Device], caller: str = "") -> NotAddressableError:
-    """Returns the error of a call whose result follows from what devices of one other process compute: that process
-    does not know whether others make the call, and tells them nothing.
+    """Returns the error of a call whose result has a shape, or a form, that follows from what devices compute; see
+    `in_other_process`.
     """
     (process,) = processes_of(tuple(devices))
     return NotAddressableError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of, is_remote, processes_of
+from shardtensor.backend.registry import backend_of, in_other_process, is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import completed, elsewhere, everywhere
 from shardtensor.communication.communicators import communicator
@@ -21,7 +21,7 @@ from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Ints, Shape
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.tensor.operands import host_aval
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, memories_of, new_buffers
 
 Kernel = Callable[..., Any]
@@ -191,7 +191,7 @@ class SpanningShards(Shards):
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`: the arrays of all processes."""
-        if len(processes_of(tuple(self.devices))) == 1:
+        if in_other_process(tuple(self.devices)):
             raise elsewhere(self.devices)
         return everywhere(self.arrays, self.devices, "to_host")
 
@@ -243,6 +243,10 @@ class AbstractShards(Shards):
     def empty(cls, value: Aval) -> Shards:
         """See `Shards`."""
         return cls(value, ())
+
+    def tensor(self) -> ShardedTensor:
+        """See `Shards`: the tensor, whose devices are all in another process."""
+        return tensor_of(self.value, new_buffers(self.value)[0])
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""

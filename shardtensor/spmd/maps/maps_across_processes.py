@@ -21,6 +21,7 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import (
     array_backend,
     backend_of,
+    in_other_process,
     is_remote,
     is_spanning,
     processes_of,
@@ -68,7 +69,7 @@ def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Devices, ...
     every = tuple(itertools.chain.from_iterable(devices))
     if not is_spanning(every):
         return ()
-    if len(processes_of(every)) == 1:
+    if in_other_process(every):
         raise elsewhere(every, caller)
     count = connected(caller).engine.process_count
     of_each = {len(processes_of(own)) for own in devices}
