@@ -358,7 +358,7 @@ class _Freight:
             if self._into[number] is None and self._parcels[number].receiver == self._here:
                 self._into[number] = self._empty(number)
         job, call = connected(caller), f"{caller}: {plan.text}"
-        if plan.longest <= SHORT and job.sends_short:
+        if plan.longest <= SHORT and len(plan.packets) == 1 and job.sends_short:
             self._send_short(job, call, plan.packets[0], SHORT)
         else:
             job.stream(call, map(self._round, plan.packets))
