@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Shards:
         """
         return self.of(self._each(kernel, (self.arrays, *columns)))
 
-    def of(self, arrays: Sequence[Any]) -> Shards:
+    def of(self, arrays: Sequence[Any]) -> Self:
         """Returns other arrays on the same devices: those that a collective returned."""
         return type(self)(self.value, arrays)
 
@@ -162,7 +162,12 @@ def _write(xp: Any, out: Any, array: Any) -> None:
 class SpanningShards(Shards):
     """The shards of a tensor that spans processes: kernels run on the devices of this process, and the arrays of other
     devices are known by their shapes and dtypes.
+
+    Attributes:
+        are_tuples: whether the arrays are tuples, the shapes of which are not declared.
     """
+
+    are_tuples = False
 
     def map(
         self,
@@ -174,8 +179,10 @@ class SpanningShards(Shards):
     ) -> Shards:
         """See `Shards`."""
         arrays = self._each(kernel, (self.arrays, *columns))
-        if tuples or any(isinstance(one, tuple) for one in self.arrays):  # The shapes of their arrays are not declared.
-            return self.of(completed(arrays, self.devices, "map"))
+        if tuples or self.are_tuples:  # All processes have to decide alike, also those in which a kernel returns None.
+            result = self.of(completed(arrays, self.devices, "map"))
+            result.are_tuples = tuples
+            return result
         for k, device in enumerate(self.devices):
             if is_remote(device):
                 arrays[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
