@@ -180,7 +180,8 @@ def what_is_elsewhere_cannot_be_read() -> None:
         }  # fmt: skip
         for name, read in reads.items():
             if here:
-                assert np.all(np.asarray(read()) == (ROWS if name in ("asarray", "tolist") else ROWS.sum()))
+                found, wanted = read(), {"bool": True, "asarray": ROWS, "tolist": ROWS}.get(name, ROWS.sum())
+                np.testing.assert_array_equal(found, wanted)
                 continue
             with pytest.raises(st.NotAddressableError, match=f"^{name}: .*process_allgather.*gather_to.*addressable_sh"):
                 read()
@@ -192,7 +193,8 @@ def what_is_elsewhere_cannot_be_read() -> None:
     k, n = distributed.process_index(), distributed.process_count()
     own = st.device_put(np.arange(3.0) + k, st.local_devices()[0])
     np.testing.assert_array_equal(distributed.process_allgather(own), np.arange(3.0) + np.arange(n)[:, None])
-    assert k or distributed.gather_to(own, 0).tolist() == [0, 1, 2]
+    found = distributed.gather_to(own, 0)
+    assert found is None if k else found.tolist() == [0, 1, 2]
 
 
 def operators_run_where_the_shards_are() -> None:
@@ -462,11 +464,28 @@ def files_have_all_elements() -> None:
 
 
 def tensors_of_parts() -> None:
-    for mesh in (first(), last()):
+    for mesh in (first(), last(), mesh_of(1)):
         rows = st.NamedSharding(mesh, st.P("x"))
-        assert_is(distributed.make_array_from_callback((7, 3), rows, lambda index: ROWS[index], dtype=np.float64), ROWS, mesh)
-        own = [st.device_put(ROWS[i], d) for d, i in rows.devices_indices_map((7, 3)).items() if d in st.local_devices()]
-        assert_is(distributed.make_array_from_single_device_arrays((7, 3), rows, own, **({} if own else {"dtype": ROWS.dtype})), ROWS, mesh)
+        indices = {d: i for d, i in rows.devices_indices_map((7, 3)).items() if d in st.local_devices()}
+        made = distributed.make_array_from_callback((7, 3), rows, lambda index: ROWS[index], dtype=ROWS.dtype)
+        assert_is(made, ROWS, mesh)
+        own = [st.device_put(ROWS[i], d) for d, i in indices.items()]
+        make = distributed.make_array_from_single_device_arrays
+        assert_is(make((7, 3), rows, own, dtype=ROWS.dtype), ROWS, mesh)
+        begins = [i[0].start for i in indices.values()]
+        part = ROWS[min(begins) : max(i[0].stop for i in indices.values())] if indices else ROWS[:0]
+        for shape in ((7, 3), None):
+            if shape is None and mesh == mesh_of(1) and not indices:
+                with pytest.raises(st.ArgumentError, match=r"all devices .* in another process; give global_shape"):
+                    distributed.make_array_from_process_local_data(rows, part)
+                continue
+            made = distributed.make_array_from_process_local_data(rows, part, shape)
+            assert made.shape == (7, 3)
+        assert_is(distributed.make_array_from_process_local_data(rows, part, (7, 3)), ROWS, mesh)
+        if not indices and mesh == mesh_of(1):
+            for call in (lambda r=rows: make((7, 3), r, []), lambda r=rows: distributed.make_array_from_callback((7, 3), r, None)):
+                with pytest.raises(st.ArgumentError, match="no device of the sharding is in this process; give dtype"):
+                    call()
 
 
 CHECKS = [

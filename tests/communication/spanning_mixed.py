@@ -57,13 +57,17 @@ def outcome(name: str) -> str:
         data = ConjectureData(random=Random(f"{name} {example}"), provider=Provider)
         with BuildContext(data, wrapped_test=outcome):
             made = CASES[name](data)
-            operands = [placed(data, x) for x in made.operands]
+            operands, target = [placed(data, x) for x in made.operands], mesh(data)
+            there = st.NamedSharding(target, data.draw(specs(target, made.operands[0].ndim)))
         is_known = True
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 try:
-                    result = made.run(OPS[name].dispatch, operands)
+                    if name == "reshard":  # The layout of the case is of local devices.
+                        result = st.reshard(operands[0], there)
+                    else:
+                        result = made.run(OPS[name].dispatch, operands)
                 except st.NotAddressableError:  # Only the process of the devices knows the result.
                     is_known = False
                 if all(distributed.process_allgather(np.array(is_known))):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import is_remote, process_index, processes_of
+from shardtensor.backend.registry import in_other_process, is_remote, is_spanning, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import connected, described, note, notes_errors
 from shardtensor.communication.messages import send
@@ -71,11 +71,13 @@ def make_array_from_process_local_data(
     Args:
         sharding: the sharding of the tensor, of a mesh that may span processes.
         local_data: the part of this process. A dimension may also have its whole size, of which the devices take their
-            parts. Processes that hold the same elements have to give the same: they are not compared.
+            parts. Processes that hold the same elements have to give the same: they are not compared. Of a process
+            without a device of the sharding, only the dtype and the number of dimensions are used.
         global_shape: the shape of the tensor; by default, it follows from the sizes of all parts, which the processes
             exchange.
 
     Raises:
+        ArgumentError: all devices are in another process, and ``global_shape`` is not given.
         ShapeError: the shape of the part is not that of the box, or the parts do not make up a tensor by the split
             rule.
 
@@ -88,8 +90,8 @@ def make_array_from_process_local_data(
     sizes = _whole_shape(name, sharding, data.shape) if global_shape is None else checked_shape(global_shape, name)
     if len(sizes) != data.ndim:
         raise ShapeError(f"{name}: local_data has {counted(data.ndim, 'dimension')}, and global_shape {len(sizes)}")
-    grid, box = sharding.grid(sizes), _box(name, sharding.grid(sizes))
-    begins = []
+    grid, begins = sharding.grid(sizes), []
+    box = _box(name, grid) if _here(grid) else [(0, n) for n in data.shape]
     for d, (n, whole, (begin, end)) in enumerate(zip(data.shape, sizes, box, strict=True)):
         if n not in (whole, end - begin):
             raise ShapeError(
@@ -106,7 +108,11 @@ def make_array_from_process_local_data(
 
 @notes_errors
 def make_array_from_single_device_arrays(
-    shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[ShardedTensor]
+    shape: Sequence[int],
+    sharding: NamedSharding,
+    arrays: Sequence[ShardedTensor],
+    *,
+    dtype: npt.DTypeLike | None = None,
 ) -> ShardedTensor:
     """Returns a tensor from its shards on the devices of this process.
 
@@ -114,9 +120,11 @@ def make_array_from_single_device_arrays(
         shape: the shape of the tensor.
         sharding: its sharding, of a mesh that may span processes.
         arrays: a tensor on each device of the sharding that this process owns, in any order.
+        dtype: the dtype of the arrays, which a process without such a device has to give.
 
     Raises:
-        ArgumentError: a device has no array, or several, or is not one of the sharding.
+        ArgumentError: a device has no array, or several, or is not one of the sharding; or no dtype is given, and the
+            sharding has no device of this process.
         ShapeError: an array does not have the shape of its shard.
 
     >>> mesh = st.make_mesh((2,), ("x",))
@@ -140,7 +148,7 @@ def make_array_from_single_device_arrays(
             f"process: {[str(d) for d in devices]}"
         )
     shards = {k: by_device[grid.devices[k]] for k in _here(grid)}
-    return _assembled(name, sizes, sharding, shards, arrays[0].dtype if arrays else None)
+    return _assembled(name, sizes, sharding, shards, None if dtype is None else np.dtype(dtype))
 
 
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -244,20 +252,23 @@ def _ends(caller: str, grid: Grid) -> list[tuple[int, tuple[int, int]]]:
 
 def _whole_shape(caller: str, sharding: NamedSharding, shape: Shape) -> Shape:
     """Returns the shape of the tensor of which the processes have parts, this one a part of the given shape."""
-    unsized = sharding.grid(tuple([0] * len(shape)))
-    ends = [last for _, last in _ends(caller, unsized)]
-    if not any(map(is_remote, sharding.mesh.flat)):
+    devices, unsized = sharding.mesh.flat, sharding.grid(tuple([0] * len(shape)))
+    if in_other_process(devices):
+        raise ArgumentError(f"{caller}: all devices of the sharding are in another process; give global_shape")
+    is_here = bool(_here(unsized))
+    ends = [last for _, last in _ends(caller, unsized)] if is_here else [(-1, -1)] * len(shape)
+    if not is_spanning(devices):
         return shape
     record = np.array([*itertools.chain.from_iterable(ends), *shape], np.int64).tobytes()
     call_text = f"{caller}({counted(len(shape), 'dimension')}, {sharding.spec})"
     rows = [np.frombuffer(row, np.int64).tolist() for row in connected(caller).gather(call_text, record)]
     sizes = []
     for d in range(len(shape)):
-        parts = {(row[2 * d], row[2 * d + 1]): row[2 * len(shape) + d] for row in rows}
+        parts = {(row[2 * d], row[2 * d + 1]): row[2 * len(shape) + d] for row in rows if row[2 * d] >= 0}
         sizes.append(sum(parts.values()))
     whole = tuple(sizes)
     offsets = sharding.grid(whole).offsets
-    for d, ((first, last), n) in enumerate(zip(ends, shape, strict=True)):
+    for d, ((first, last), n) in enumerate(zip(ends, shape, strict=True) if is_here else ()):
         size = int(offsets[d][last + 1] - offsets[d][first])
         if n != size:
             raise ShapeError(
