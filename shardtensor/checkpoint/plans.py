@@ -240,7 +240,9 @@ def divide_by_owners(plans: Sequence[ArrayPlan], job: JobPart) -> None:
     """
     own = [_owner(plan.kept) for plan in plans]
     rows = [json.loads(row) for row in job.gather("processes of tensors", json.dumps(own))]
-    for plan, first, *others in zip(plans, *rows, strict=False):  # If they save different trees, the comparison says so.
+    for plan, first, *others in zip(
+        plans, *rows, strict=False
+    ):  # If they save different trees, the comparison says so.
         if first is not None and {first} == {first, *others}:
             value = plan.kept._aval
             plan.record = replace(plan.record, layout=layout_of(value.sharding, value.committed, True, True))

@@ -169,16 +169,16 @@ class _Map:
         results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
         for i, (result, _, known) in enumerate(outcomes):
             values = leaves(result)
-            numbers = known[0] if known is not None else _numbers(self.tapes[i])
+            outs = known[0] if known is not None else _numbers(self.tapes[i])
             for k in range(len(values)):
-                if numbers[k] is None:
+                if outs[k] is None:
                     outputs.append(None)
                     totals.append(None)
                 else:
                     values[k] = tape.variable(values[k])
                     values[k]._storage.save()  # A derivative may have saved it, too.
                     outputs.append(values[k]._storage)
-                    totals.append(self._one_value(values[k]._storage.number, numbers[k]))
+                    totals.append(self._one_value(values[k]._storage.number, outs[k]))
                 kinds.append(kind_of(values[k]))
             results.append(replaced(result, values))
         self._counts = [len(leaves(result)) for result in results]
@@ -193,7 +193,7 @@ class _Map:
         del self.tape, self.columns, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results
 
-    def _known(self, tape: ProgramTape, inputs: Axes) -> tuple[list[int | None], int, list[Any], int]:
+    def _known(self, tape: ProgramTape, inputs: Sequence[Axes]) -> tuple[list[int | None], int, list[Any], int]:
         """Returns what other processes know of a program; see `forward`."""
         numbers = _numbers(tape)
         differ = types.differ if (types := types_of([tape], self.axes, [inputs])) else {}

@@ -9,7 +9,6 @@ import functools
 import itertools
 import math
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -118,8 +117,13 @@ def pairs() -> Iterator[tuple[np.ndarray, st.NamedSharding, st.NamedSharding]]:
             yield array, st.NamedSharding(a, one), st.NamedSharding(b, other)
 
 
+def some_pairs(step: int = 1) -> Iterator[Any]:
+    """Each of so many of the `pairs`, or fewer, as the environment says."""
+    return itertools.islice(pairs(), 0, None, max(step, int(os.environ.get("SPANNING_STEP", "1"))))
+
+
 def transfers_move_what_processes_lack() -> None:
-    for number, (array, source, target) in enumerate(pairs()):
+    for number, (array, source, target) in enumerate(some_pairs()):
         x = st.device_put(array, source)
         way = [st.device_put, st.reshard, lambda x, s: x.to_device(s)][number % 3]
         y, found = sent(lambda x=x, way=way, target=target: way(x, target))
@@ -131,7 +135,7 @@ def transfers_move_what_processes_lack() -> None:
 
 def counted_bytes_are_those_of_devices() -> None:
     """A log has what devices with memories of their own would send, in each process the same."""
-    for array, source, target in itertools.islice(pairs(), 0, None, 7):
+    for array, source, target in some_pairs(7):
         x = st.device_put(array, source)
         there, wanted = source.devices_indices_map(array.shape), 0
         for device, index in target.devices_indices_map(array.shape).items():
@@ -147,6 +151,10 @@ def counted_bytes_are_those_of_devices() -> None:
         put(ROWS, first(), "x") + put(ROWS, last(), "x")
 
 
+def moved_and_doubled(x: Any, target: st.NamedSharding) -> Any:
+    return st.device_put(x, target) * 2
+
+
 def simulated_bytes_are_those_that_are_sent() -> None:
     n, own = distributed.process_count(), len(st.local_devices())
     whole = st.AbstractMesh((n * own,), ("x",), processes=n)
@@ -156,10 +164,10 @@ def simulated_bytes_are_those_that_are_sent() -> None:
         devices = np.array([known[d] for d in s.mesh.flat], object).reshape(s.mesh.axis_sizes)
         return st.NamedSharding(st.Mesh(devices, s.mesh.axis_names), s.spec)
 
-    for array, source, target in itertools.islice(pairs(), 0, None, 5):
+    for array, source, target in some_pairs(5):
         x = st.empty(array.shape, dtype=array.dtype, device=abstract(source))
-        report = st.simulate(lambda x, s=abstract(target): st.device_put(x, s) * 2, x, mesh=whole)
-        y, found = sent(lambda x=st.device_put(array, source), s=target: st.device_put(x, s) * 2)
+        report = st.simulate(moved_and_doubled, x, abstract(target), mesh=whole)
+        y, found = sent(functools.partial(moved_and_doubled, st.device_put(array, source), target))
         assert int(report.process_bytes().sum()) == found, (source, target, array.shape)
         assert_is(y, array * 2)
 
@@ -173,7 +181,8 @@ def what_is_elsewhere_cannot_be_read() -> None:
         assert x.is_fully_replicated
         assert x.is_fully_addressable == ({*mesh.flat} <= {*st.local_devices()})
         assert len(x.addressable_shards) == len(mesh.local_devices)
-        assert repr(x).startswith("ShardedTensor(") and (str(x[1:]) != "") and f"{x}"
+        assert repr(x).startswith("ShardedTensor(")
+        assert str(x[1:])
         reads: dict[str, Callable[[], Any]] = {
             "float": lambda t=total: float(t), "bool": lambda t=total: bool(t), "item": total.item,
             "asarray": lambda x=x: np.asarray(x), "tolist": x.tolist,
@@ -183,7 +192,9 @@ def what_is_elsewhere_cannot_be_read() -> None:
                 found, wanted = read(), {"bool": True, "asarray": ROWS, "tolist": ROWS}.get(name, ROWS.sum())
                 np.testing.assert_array_equal(found, wanted)
                 continue
-            with pytest.raises(st.NotAddressableError, match=f"^{name}: .*process_allgather.*gather_to.*addressable_sh"):
+            with pytest.raises(
+                st.NotAddressableError, match=f"^{name}: .*process_allgather.*gather_to.*addressable_sh"
+            ):
                 read()
         np.testing.assert_array_equal(distributed.process_allgather(x), ROWS)
         for root in range(distributed.process_count()):
@@ -201,7 +212,7 @@ def operators_run_where_the_shards_are() -> None:
     for mesh in (first(), last(), mesh_of(1)):
         x, y = put(ROWS, mesh, "x"), put(ROWS + 1, mesh, None, "x")
         assert_is(x + y, ROWS * 2 + 1, mesh)
-        assert_is(st.exp(x).sum(axis=0), np.exp(ROWS).sum(axis=0), mesh)
+        assert_is(st.square(x).sum(axis=0), (ROWS * ROWS).sum(axis=0), mesh)
         assert_is(x.T @ y, ROWS.T @ (ROWS + 1), mesh)
         assert_is(x[1:6:2].T, ROWS[1:6:2].T, mesh)
         assert_is(st.sort(x, axis=0, descending=True), ROWS[::-1], mesh)
@@ -221,7 +232,7 @@ def operators_run_where_the_shards_are() -> None:
         np.multiply(x, 2, out=y)
         assert_is(y, wanted * 2, mesh)
         drawn = st.random.normal(st.random.key(3), (9,), device=st.NamedSharding(mesh, st.P("x")))
-        everywhere = st.random.normal(st.random.key(3), (9,), device=st.NamedSharding(mesh_of(*range(3)), st.P()))
+        everywhere = st.random.normal(st.random.key(3), (9,), device=st.NamedSharding(everything(), st.P()))
         assert_is(drawn, np.asarray(everywhere), mesh)
 
 
@@ -382,11 +393,17 @@ def maps_that_other_processes_cannot_know() -> None:
     mesh = first()
     if not is_here(mesh_of(1)):
         with pytest.raises(st.NotAddressableError, match=r"^shard_map: .* process 1 computes.*st\.empty"):
-            st.shard_map(lambda r: r, mesh=mesh_of(1), in_specs=st.P("x"), out_specs=st.P("x"))(put(ROWS, mesh_of(1), "x"))
+            st.shard_map(lambda r: r, mesh=mesh_of(1), in_specs=st.P("x"), out_specs=st.P("x"))(
+                put(ROWS, mesh_of(1), "x")
+            )
     if len(st.local_devices()) > 1:  # A call has devices of both processes.
-        rows = st.make_mesh((2, mesh.size // 2), ("x", "y"), devices=np.array(mesh.flat).reshape(2, -1).T.ravel().tolist())
-        with pytest.raises(st.BackendError, match="a call of the function has devices of 2 of 3|of 2 of 4"):
-            st.shard_map(lambda r: r, mesh=rows, in_specs=st.P("x"), out_specs=st.P("x"), axis_names={"x"})(put(ROWS, rows))
+        rows = st.make_mesh(
+            (2, mesh.size // 2), ("x", "y"), devices=np.array(mesh.flat).reshape(2, -1).T.ravel().tolist()
+        )
+        with pytest.raises(st.BackendError, match=r"a call of the function has devices of 2 of (3|4)"):
+            st.shard_map(lambda r: r, mesh=rows, in_specs=st.P("x"), out_specs=st.P("x"), axis_names={"x"})(
+                put(ROWS, rows)
+            )
 
 
 def gradients() -> None:
@@ -407,7 +424,13 @@ def gradients() -> None:
     h = np.tanh(ROWS / 9 @ w)
     gv = 2 * h.T @ (h @ v)
     gw = (ROWS / 9).T @ ((2 * (h @ v) @ v.T) * (1 - h * h))
-    for a, b in [(first(), last()), (last(), first()), (mesh_of(0), last()), (mesh_of(0), mesh_of(n - 1)), (everything(), mesh_of(1))]:
+    for a, b in [
+        (first(), last()),
+        (last(), first()),
+        (mesh_of(0), last()),
+        (mesh_of(0), mesh_of(n - 1)),
+        (everything(), mesh_of(1)),
+    ]:
         for mapped in [False, True] if {d.process_index for d in b.flat} > {1} and b.size > 1 else [False]:
             loss = functools.partial(two_stages, a, b, mapped)
             for grad in (st.grad(loss, argnums=(0, 1)), st.jit(st.grad(loss, argnums=(0, 1)))):
@@ -438,11 +461,10 @@ def files_have_all_elements() -> None:
     n = distributed.process_count()
     tree = {
         "first": put(ROWS, first(), "x"), "last": put(ROWS + 1, last()), "one": put(ROWS + 2, mesh_of(1), "x"),
-        "end": put(ROWS + 3, mesh_of(n - 1)), "all": put(ROWS + 4, everything(), "x"), "local": st.local_devices()[0].id * 0,
+        "end": put(ROWS + 3, mesh_of(n - 1)), "all": put(ROWS + 4, everything(), "x"),
         "own": st.device_put(ROWS + 5, st.local_devices()[0]),
     }  # fmt: skip
     st.checkpoint.save(path / "tree", tree)
-    st.checkpoint.wait() if hasattr(st.checkpoint, "wait") else None
     restored = st.checkpoint.restore(path / "tree", like=tree)
     for k, name in enumerate(["first", "last", "one", "end", "all"]):
         assert restored[name].sharding == tree[name].sharding
@@ -480,12 +502,12 @@ def tensors_of_parts() -> None:
                     distributed.make_array_from_process_local_data(rows, part)
                 continue
             made = distributed.make_array_from_process_local_data(rows, part, shape)
-            assert made.shape == (7, 3)
-        assert_is(distributed.make_array_from_process_local_data(rows, part, (7, 3)), ROWS, mesh)
+            if shape is not None or mesh != mesh_of(1):
+                assert_is(made, ROWS, mesh)
         if not indices and mesh == mesh_of(1):
-            for call in (lambda r=rows: make((7, 3), r, []), lambda r=rows: distributed.make_array_from_callback((7, 3), r, None)):
+            for call in (make, distributed.make_array_from_callback):
                 with pytest.raises(st.ArgumentError, match="no device of the sharding is in this process; give dtype"):
-                    call()
+                    call((7, 3), rows, [])
 
 
 CHECKS = [

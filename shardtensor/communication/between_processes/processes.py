@@ -241,8 +241,8 @@ def elsewhere(devices: Sequence[Device], caller: str = "") -> NotAddressableErro
     """
     (process,) = processes_of(tuple(devices))
     return NotAddressableError(
-        f"{caller}{': ' if caller else ''}shape and form of the result follow from what process {process} computes, and "
-        f"calls on devices of one process concern only that process; make this call there, and let st.empty(shape, "
+        f"{caller}{': ' if caller else ''}shape and form of the result follow from what process {process} computes, "
+        "and calls on devices of one process concern only that process; make this call there, and let st.empty(shape, "
         "dtype=dtype, device=sharding) stand for the result here, or use a mesh of several processes"
     )
 

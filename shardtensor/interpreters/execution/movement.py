@@ -77,7 +77,7 @@ def execute_movement(
 
 
 def _is_on_host(value: Aval, schedule: Move) -> bool:
-    """Whether a movement is executed on whole buffers: of operands of several processes, only what is needed is sent."""
+    """Whether a movement is executed on whole buffers; operands of other processes send only what is needed."""
     return value.backend.on_host and not any(is_spanning(grid.devices) for grid in schedule.sources)
 
 
