@@ -210,9 +210,9 @@ class _Map:
                 types.differ[n] = frozenset([self.names[k] for k in row])
         return types
 
-    def _one_value(self, number: int, out: int) -> int | None:
+    def _one_value(self, number: int, out: int | None) -> int | None:
         """Notes that a result is one value of all programs along some axes. Returns the number for its cotangent."""
-        if self.types is None or not (one := self.axes - self.types.differ[out]):
+        if self.types is None or out is None or not (one := self.axes - self.types.differ[out]):
             return None
         total = self.tape.next_number
         self.tape.next_number += 1
