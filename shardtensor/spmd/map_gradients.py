@@ -114,8 +114,8 @@ class _Map:
     def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls the function in a program. Returns its result, what derivatives have saved, and what other processes
         know of it: the numbers of the leaves of the result that depend on differentiated arguments, a checksum of what
-        it does, and for processes that run no program the axes along which these leaves differ, and the number of
-        values that it closes over.
+        it does, and for processes that run no program the axes along which these leaves differ, as the bits of a number
+        for each, and the number of values that it closes over.
         """
         program = current()
         assert program is not None
@@ -193,21 +193,21 @@ class _Map:
         del self.tape, self.columns, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results
 
-    def _known(self, tape: ProgramTape, inputs: Sequence[Axes]) -> tuple[list[int | None], int, list[Any], int]:
+    def _known(self, tape: ProgramTape, inputs: Sequence[Axes]) -> tuple[list[int | None], int, list[int], int]:
         """Returns what other processes know of a program; see `forward`."""
-        numbers = _numbers(tape)
-        differ = types.differ if (types := types_of([tape], self.axes, [inputs])) else {}
-        axes = [n if n is None else [self.names.index(name) for name in sorted(differ[n])] for n in numbers]
+        numbers, types = _numbers(tape), types_of([tape], self.axes, [inputs])
+        assert types is not None  # One program does the same as itself.
+        axes = [0 if n is None else sum(1 << self.names.index(name) for name in types.differ[n]) for n in numbers]
         return numbers, checksum_of(tape), axes, len(tape.closed())
 
-    def _types_of(self, numbers: Sequence[int | None], _: int, axes: Sequence[Any], __: int) -> Types | None:
+    def _types_of(self, numbers: Sequence[int | None], _: int, axes: Sequence[int], __: int) -> Types | None:
         """Returns the types of the results, in a process that runs no program, from what it knows of one of them."""
         if any(row != self._input_axes[0] for row in self._input_axes):
             return None
         types = Types(self.axes)
-        for n, row in zip(numbers, axes, strict=True):
+        for n, bits in zip(numbers, axes, strict=True):
             if n is not None:
-                types.differ[n] = frozenset([self.names[k] for k in row])
+                types.differ[n] = frozenset([name for k, name in enumerate(self.names) if bits >> k & 1])
         return types
 
     def _one_value(self, number: int, out: int | None) -> int | None:

@@ -15,6 +15,7 @@ from tests.conftest import NO_TORCH
 
 HERE = Path(__file__).parent
 CHECKS, MIXED, FAULTS = (str(HERE / f"{name}.py") for name in ("spanning_meshes", "spanning_mixed", "mesh_faults"))
+MAPS, GRADIENTS = (str(HERE / f"{name}.py") for name in ("spanning_maps", "spanning_map_gradients"))
 
 SLICE = ["add", "concat", "getitem", "inv", "isin_sorted", "matmul", "setitem", "stack", "sum"]
 """Operators of every kind, and those of which a process that has all of one operand could take another way."""
@@ -81,6 +82,27 @@ def test_operands_on_different_meshes(
     assert {name: line for name, line in found.items() if not line.isdecimal()} == {}
     assert list(found) == names
     assert sum(map(int, found.values())) > examples * len(names) * 3 // 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("processes", "count", "some"), [(3, 2, 2), (4, 1, 3), (4, 2, 2)])
+def test_random_programs_in_maps_of_some_processes(processes: int, devices: int, some: int) -> None:
+    status, text = launch("mpi", processes, MAPS, "100", "200", str(some), limit=300)
+    assert status == 0, text
+
+
+@pytest.mark.parametrize("count", [2])
+def test_gradients_of_maps_of_some_processes_have_the_bits_of_one_process(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, text = launch("mpi", 3, GRADIENTS, "2", limit=100)
+    assert status == 0, text
+    found = [{line.split("] ")[1] for line in text.splitlines() if line.startswith(f"[{k}]")} for k in range(3)]
+    monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "4")
+    status, text = launch("mpi", 1, GRADIENTS)
+    assert status == 0, text
+    assert [*found] == [{line.split("] ")[1] for line in text.splitlines()}] * 3
+    assert len(found[0]) == 10
 
 
 @pytest.mark.parametrize(
