@@ -67,12 +67,37 @@ def only_where_the_devices_are(x: Any) -> None:
     sent(x, 1)
 
 
+def closes_over_what_is_differentiated(x: Any) -> None:
+    """The last process runs no program of the map, so that it does not know what the function takes from around it."""
+    mesh = x.sharding.mesh
+
+    def loss(w: Any) -> Any:
+        return st.shard_map(lambda r: st.psum((r * w).sum(), "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P())(x)
+
+    st.grad(loss)(3.0)
+    sent(x, 1)
+
+
+class Registered:
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+
+def returns_an_object(x: Any) -> None:
+    """The last process cannot make objects of a class that is registered as a pytree."""
+    st.register_pytree_node(Registered, lambda r: ((r.a,), None), lambda _, children: Registered(*children))
+    st.shard_map(Registered, mesh=x.sharding.mesh, in_specs=st.P("x"), out_specs=st.P("x"))(x)
+
+
+TOGETHER = ("only_where_the_devices_are", "closes_over_what_is_differentiated", "returns_an_object")
+"""Events in which all processes make the same calls."""
+
 if __name__ == "__main__":
     event = sys.argv[1]
     distributed.initialize(timeout=LIMIT)
     start = sent(np.arange(1.0, 1000.0), 0, 1)
     is_last = distributed.process_index() == distributed.process_count() - 1
-    if is_last or event == "only_where_the_devices_are":
+    if is_last or event in TOGETHER:
         globals()[event](start)
     else:
         y = sent(sent(start, 1), 0)

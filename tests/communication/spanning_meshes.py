@@ -353,15 +353,8 @@ class Two(NamedTuple):
     b: Any
 
 
-class Other:
-    """A pytree that they cannot make."""
-
-    def __init__(self, a: Any) -> None:
-        self.a = a
-
-
 def maps_run_in_the_processes_of_their_devices() -> None:
-    for mesh in (first(), last(), mesh_of(0, distributed.process_count() - 1)):
+    for mesh in (everything(), first(), last(), mesh_of(0, distributed.process_count() - 1)):
         x, called, split = put(ROWS, mesh, "x"), [], functools.partial(st.shard_map, mesh=mesh, in_specs=st.P("x"))
 
         def total(rows: Any, called: list[Any] = called) -> Any:

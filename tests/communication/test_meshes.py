@@ -111,6 +111,11 @@ def test_gradients_of_maps_of_some_processes_have_the_bits_of_one_process(
         ("raises", r"process 2 failed at \S*mesh_faults\.py:\d+, and the others did not: .*; ValueError: no such file"),
         ("skips", r"different arguments: process 2: .* from process 1 to process 0; processes 0, 1: .* to process 1"),
         ("only_where_the_devices_are", r"process 0 failed .*, and the others did not: .*; FloatingPointError: divide"),
+        (
+            "closes_over_what_is_differentiated",
+            r"process 2 .*ArgumentError.*closes over values that are differentiated",
+        ),
+        pytest.param("returns_an_object", r".*wanted lists, tuples, named tuples of a module, and dicts", marks=FULL),
         pytest.param("exits", r"process 2 has ended without an exception, and processes 0, 1 are at", marks=FULL),
         pytest.param("sends_elsewhere", r"different arguments: process 2: .* to process 2", marks=FULL),
         pytest.param("computes_something_else", r"process 2: multiply before \S* device_put", marks=FULL),
