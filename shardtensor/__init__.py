@@ -67,6 +67,7 @@ _ABOVE.modules.update(
     dlpack_device="shardtensor.functions.interchange.dlpack_methods",
     elements_of="shardtensor.interpreters.views.scalar_elements",
     few_values="shardtensor.pictures.display",
+    manual_axis_type="shardtensor.spmd.manual_types",
     mesh_html="shardtensor.pictures.html",
     printed="shardtensor.pictures.display",
     sharding_html="shardtensor.pictures.html",

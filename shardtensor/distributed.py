@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from traceback import format_exception_only
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ from shardtensor.functions.placement.global_arrays import (
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
 )
+from shardtensor.hints import missing
 from shardtensor.host.fork import in_children
 from shardtensor.host.units import counted
 from shardtensor.tensor.pytree import leaves, paths, replaced
@@ -79,6 +80,12 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:  # Type checkers would take it for a definition of every name.
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)
 
 
 T = TypeVar("T")

@@ -31,6 +31,12 @@ _AXIS_TYPES = (
     "mesh axes have no types: outside of st.shard_map all are explicit, so leave axis_types out: "
     "`st.make_mesh((2, 2), ('x', 'y'))`"
 )
+_VARYING = (
+    "leave it out: outside of maps no array varies over mesh axes; `st.typeof(x)` has the shape, dtype and sharding"
+)
+_WEAK = "leave it out: dtypes follow NumPy's rules, in which only Python's numbers are weak: `st.result_type(x, 1.5)`"
+_REFS = "leave it out: tensors are mutable, so that there are no references: `x[...] = y` writes to one"
+_GUARD = "`with st.transfer_guard('disallow'): ...` guards transfers between devices; those of the host are explicit"
 _DTYPES = "dtypes are NumPy's: `st.{}`"
 _INT, _FLOAT = _DTYPES.replace("{}", "int64"), _DTYPES.replace("{}", "float64")
 _LAYOUT = "the layout in memory is not visible here; `st.asarray(x)` makes a tensor"
@@ -219,6 +225,7 @@ _JAXS = {
     ),
     "mesh_utils": "`st.make_mesh((2, 2), ('x', 'y'))` takes the place of create_device_mesh",
     **_each("create_device_mesh create_hybrid_device_mesh", "`st.make_mesh((2, 2), ('x', 'y'))`"),
+    "visualize_array_sharding": "`st.visualize_sharding(x)`",
     "inspect_array_sharding": "`x.sharding` is known at all times, also under st.jit",
     "multihost_utils": "`st.distributed`",
     "tree_util": "`st.tree.map(f, params)`, `st.tree.leaves(params)` and `st.register_pytree_node`",
@@ -229,28 +236,163 @@ _JAXS = {
     "tree_unflatten": "`st.tree.unflatten(st.tree.structure(params), st.tree.leaves(params))`",
     "config": "`st.set_num_devices(2)` sets the number of logical devices; arrays are float64 by default",
     "debug": "print and breakpoint() work in mapped functions; `st.visualize_sharding(x)` draws a layout",
-    "named_scope": "leave it out: tracebacks and st.transfers() name lines of the program",
+    **_each("named_scope named_call", "leave it out: tracebacks and st.transfers() name lines of the program"),
     "enable_x64": "leave it out: arrays are float64 by default",
     "profiler": "`st.transfers()` records what is transferred",
     "block_until_ready": "`x.block_until_ready()`; of a tree: `st.tree.map(lambda a: a.block_until_ready(), params)`",
     "make_jaxpr": "`st.jit(f).lower(x).as_text()` is the program of a function",
-    **_each("AxisType auto_axes explicit_axes", _AXIS_TYPES),
-    **_each("get_abstract_mesh", "`st.get_mesh()`"),
-    **_each("use_abstract_mesh", "`st.set_mesh(mesh)`"),
+    "AxisType": _AXIS_TYPES,
+    "get_abstract_mesh": "`st.get_mesh()`, also under st.jit",
+    "use_abstract_mesh": "`with st.use_mesh(st.make_mesh((4,), ('z',))): ...`, also under st.jit",
     **_each("PositionalSharding GSPMDSharding PmapSharding Sharding", "`st.NamedSharding(mesh, st.P('x'))`"),
+    "make_single_device_sharding": "`st.SingleDeviceSharding(st.devices()[0])`",
+    "AbstractDevice": "`st.AbstractMesh((2, 2), ('x', 'y'))` has devices that do not exist",
+    "ManualAxisType": _VARYING,
+    "UnreducedKind": "unreduced values are partial sums: `st.P('x', unreduced={'y'})`",
+    "no_collectives": "`with st.transfer_guard('disallow'): ...` makes implicit transfers an error",
+    **_each("auto_pcast remove_size_one_mesh_axis_from_type", "leave it out: it is about types of JAX's tracers"),
     "device_put_sharded": "`st.device_put(np.stack([x[0], y[0]]), st.NamedSharding(mesh, st.P('x')))`",
     "device_put_replicated": "`st.device_put(x, st.NamedSharding(mesh, st.P()))`",
     "xmap": "`st.shard_map` maps over named axes of a mesh; docs/from_pmap_and_xmap.md shows both",
     "host_count": "`st.process_count()`",
     "host_id": "`st.process_index()`",
-    "default_backend": "`st.devices()[0].backend`",
+    **_each("process_indices host_ids", "`range(st.process_count())`"),
+    "live_devices": (
+        "leave it out: a lost process is an error in all others, and the job is started again, on any number of "
+        "processes; `st.checkpoint.Manager` has the last step"
+    ),
+    "live_processes": "leave it out: a lost process is an error in all others",
+    "ProcessFailureError": "`st.DistributedError`",
+    "reached_preemption_sync_point": (
+        "on_sigterm=True of `st.checkpoint.Manager` writes a checkpoint of the same step in all processes"
+    ),
+    "thread_guard": (
+        "leave it out: before each exchange the processes compare their calls, and a call of a second thread meanwhile "
+        "is an error; docs/many_processes.md says what is compared"
+    ),
     "live_arrays": "`st.memory_info()` counts the bytes of tensors",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
     "jacobian": "`st.jacrev(f)` computes it by rows, `st.jacfwd(f)` by columns",
-    **_each("dynamic_slice", "`x[1:3]`"),
-    **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
-    "pure_callback": "functions run when they are called, so call it: `f(x)`",
-    **_each("pvary pcast", "leave it out: the types of blocks do not say over which axes they vary"),
+    **_each("pure_callback io_callback", "functions run when they are called, so call it: `f(x)`"),
+    **_each("effects_barrier create_token optimization_barrier", "leave it out: calls run in the order of the program"),
+    **_each("Ref new_ref empty_ref free_ref freeze ref", _REFS),
+    "copy_to_host_async": _HOST,
+    "ad": f"gradients are values: `st.grad(f)`; {_ACCUMULATE}",
+    "ad_checkpoint": "`st.checkpoint_name(x, 'a')` and `st.remat(f)`",
+    "custom_remat": "`st.remat(f, policy=st.checkpoint_policies.dots_saveable)`",
+    **_each("custom_gradient custom_root custom_linear_solve", "`st.custom_vjp(f)`, or `st.custom_jvp(f)`"),
+    "custom_batching": "leave it out: `st.vmap(f)` batches the operators that f calls",
+    **_each("linear_transpose fwd_and_bwd", "`st.vjp(f, x)[1]` maps cotangents back"),
+    "closure_convert": "leave it out: functions may close over tensors",
+    "test_util": "`st.testing.check_grads`",
+    "debug_infs": "`with np.errstate(over='raise', divide='raise'): ...`, as for NumPy's functions",
+    "default_matmul_precision": "leave it out: products have the precision of their dtype",
+    **_each("numpy_dtype_promotion numpy_rank_promotion", "leave it out: promotion is NumPy's"),
+    **_each("default_prng_impl threefry_partitionable enable_custom_prng legacy_prng_key debug_key_reuse", _KEY),
+    **_each(
+        "check_tracer_leaks checking_leaks ensure_compile_time_eval",
+        "leave it out: outside of `st.jit(f)` no function is traced",
+    ),
+    **_each("Inline CompilerEffortLevel", "leave it out: it is an option of XLA"),
+    **_each("stages export", "`st.jit(f).lower(x)` is the program of a function"),
+    "dlpack": "`st.from_dlpack(np.ones(3))`",
+    "ffi": "`st.smap(f, x)` calls any function of arrays on the shards",
+    "memory": "`x.sharding.with_memory_kind('pinned_host')`",
+    **_each("transfer_guard_device_to_device transfer_guard_device_to_host transfer_guard_host_to_device", _GUARD),
+}
+
+_WINDOWS = "`st.lib.stride_tricks.sliding_window_view(x, (2, 2)){}(axis=(-2, -1))`, of which [::2, ::2] is every second"
+_MESH_OF_NEW = "`st.set_mesh(mesh)` sets the devices of new arrays; `st.use_mesh(mesh)` is the context manager"
+
+_NXS = {
+    "Defn": "its functions are those of the package: `st.jit(f)`, `st.grad(f)`, `st.shard_jit`, `st.num_shards()`",
+    "EXLA": "`st.jit(f)` and `st.shard_jit` compile; there is no other compiler to be named",
+    "LinAlg": "`st.linalg.inv(cov)`, and the others of st.linalg",
+    "Random": "`st.random.normal(st.random.key(0), (2, 3))`, and the others of st.random",
+    **_each("defn defnp deftransform", "leave it out: any function of tensors can be compiled: `st.jit(f)`"),
+    "jit_apply": "`st.jit(f)(x)`",
+    "shard_jit_apply": "`st.shard_jit` returns a function, which is called with the list of lists",
+    **_each("debug_expr print_expr", "`st.jit(f).lower(x).as_text()` is the program of a function"),
+    "print_value": "`print(x)`",
+    "stop_grad": "`st.stop_gradient(x)`",
+    "custom_grad": "`st.custom_vjp`",
+    **_each("backend_transfer backend_copy", "`st.device_put(x, st.devices()[1])` copies to a device; " + _HOST),
+    "backend_deallocate": "leave it out: the memory of a tensor is free when nothing refers to it",
+    **_each("global_default_backend with_default_backend", _MESH_OF_NEW),
+    "default_backend": "`st.devices()[0].backend` is its name; " + _MESH_OF_NEW,
+    "to_batched": "`st.to_batched_list(x, 2, leftover='repeat')`",
+    "as_type": "`x.astype('float32')`",
+    "bitcast": "`x.view('int64')`",
+    "type": "`x.dtype`",
+    "bit_size": "`8 * x.nbytes`",
+    "byte_size": "`x.nbytes`",
+    "flat_size": "`x.size`",
+    "to_flat_list": "`x.ravel().tolist()`",
+    "to_list": "`x.tolist()`",
+    "to_number": "`x[0, 0].item()`",
+    "to_binary": "`x.tobytes()`",
+    "from_binary": "`st.asarray(np.frombuffer(bytes(8)))`",
+    "to_tensor": "`st.asarray([1, 2])`",
+    **_each("template to_template", "`st.ShapeDtypeStruct((2, 3), 'float32')`"),
+    **_each("serialize deserialize", "`st.save(file, x)` writes a tensor, and `st.load` reads it"),
+    "new_axis": "`st.expand_dims(x, axis=0)`",
+    "broadcast": "`st.broadcast_to(x, (2, 4, 4))`",
+    "reverse": "`st.flip(x)`",
+    "slice": "`x[1:3]`",
+    "slice_along_axis": "`x[:, 1:3]`",
+    "put_slice": "`x[1:3, 1:3] = 0.0`",
+    "indexed_put": "`x[[0, 1], [1, 2]] = 0.0`",
+    "indexed_add": "`np.add.at(x, ([0, 0], [1, 1]), 1.0)`",
+    "make_diagonal": "`st.diag(x[0])`",
+    "take_diagonal": "`st.diagonal(x)`",
+    "put_diagonal": "`st.fill_diagonal(x, 0.0)`",
+    "all_close": "`st.allclose(x, y)`",
+    "is_nan": "`st.isnan(x)`",
+    "is_infinity": "`st.isinf(x)`",
+    "negate": "`st.negative(x)`",
+    "phase": "`st.angle(x)`",
+    "quotient": "`x // y` rounds down, `st.trunc(x / y)` towards zero",
+    "population_count": "`st.bitwise_count(st.arange(3))`",
+    "reduce": "`np.add.reduce(x)`, and so with other ufuncs",
+    "reduce_max": "`st.max(x)`",
+    "reduce_min": "`st.min(x)`",
+    "cumulative_max": "`np.maximum.accumulate(x)`",
+    "cumulative_min": "`np.minimum.accumulate(x)`",
+    "cumulative_product": "`st.cumulative_prod(x, axis=0)`",
+    "mode": "`st.unique_counts(x)` counts values",
+    "standard_deviation": "`st.std(x)`",
+    "variance": "`st.var(x)`",
+    "weighted_mean": "`st.average(x, weights=y)`",
+    "covariance": "`st.cov(x, rowvar=False, ddof=0)`",
+    **{f"window_{name}": _WINDOWS.replace("{}", f".{name}") for name in ("sum", "max", "min", "mean")},
+    "window_product": _WINDOWS.replace("{}", ".prod"),
+}
+
+_LAXS = {
+    **_each("dynamic_slice dynamic_slice_in_dim slice_in_dim", "`x[1:3]`"),
+    **_each("dynamic_index_in_dim index_in_dim", "`st.take(x, i, axis=0)`"),
+    **_each("dynamic_update_slice dynamic_update_slice_in_dim dynamic_update_index_in_dim", "`x[1:3] = 0.0`"),
+    "broadcast_in_dim": "`st.broadcast_to(x, (2, 4, 4))`",
+    "broadcasted_iota": "`st.broadcast_to(st.arange(4), (2, 4))`",
+    "collapse": "`x.reshape(-1)`",
+    "rev": "`st.flip(x, axis=0)`",
+    "select_n": "`st.where(x > 0, x, y)`",
+    "is_finite": "`st.isfinite(x)`",
+    "logistic": _SIGMOID,
+    "integer_pow": "`x ** 2`",
+    "batch_matmul": "`x @ y`",
+    "dot_general": "`st.einsum('ij,jk->ik', x, y)`, or `st.tensordot(x, y, axes=1)`",
+    "cumlogsumexp": "`st.logcumsumexp(x, axis=0)`",
+    **_each("cummax", "`np.maximum.accumulate(x, axis=0)`"),
+    **_each("cummin", "`np.minimum.accumulate(x, axis=0)`"),
+    **{f"reduce_{name}": f"`st.{name}(x, axis=0)`" for name in ("sum", "prod")},
+    **_each("reduce_and", "`st.all(x > 0, axis=0)`"),
+    **_each("reduce_or", "`st.any(x > 0, axis=0)`"),
+    "reduce_window": "`st.lib.stride_tricks.sliding_window_view(x, 2, axis=0).max(axis=-1)`",
+    "approx_max_k": "`st.topk(x, 2)`",
+    "all_gather_invariant": "`st.all_gather`, in st.shard_map",
+    "psum_scatter_start": "`st.psum_scatter`, in st.shard_map",
+    **_each("psend precv", "`st.ppermute`, in st.shard_map, sends and receives"),
 }
 
 _RANDOM = {
@@ -272,13 +414,18 @@ _RANDOM = {
     "multivariate_normal": "`st.random.normal(key, (10, 4)) @ st.linalg.cholesky(cov).T`",
     "beta": "a / (a + b) of gamma variables: `st.random.gamma(key, 2.0, (2, 3))`",
     "bits": "`st.random.integers(key, 0, 2**32, (2, 3))`",
+    **_each("normal_split uniform_split randint_split", "keys are split before: `key, k = st.random.split(key)`"),
     **_each("clone key_data wrap_key_data", "keys are values, which are never used up: `st.random.fold_in(key, 1)`"),
 }
 
 _LINALG = {
     "inverse": "`st.linalg.inv(x)`",
     "pinverse": "`st.linalg.pinv(x)`",
-    **_each("solve_triangular lu_solve cho_solve", "`st.linalg.solve(cov, x)`"),
+    "invert": "`st.linalg.inv(x)`",
+    "determinant": "`st.linalg.det(x)`",
+    "adjoint": "`st.conj(x.T)`",
+    "least_squares": "`st.linalg.lstsq(cov, x)`",
+    **_each("solve_triangular triangular_solve lu_solve cho_solve", "`st.linalg.solve(cov, x)`"),
     "cholesky_ex": "`st.linalg.cholesky(cov)`",
     "inv_ex": "`st.linalg.inv(cov)`",
     "vander": "`st.vander([1.0, 2.0])`",
@@ -344,15 +491,19 @@ _OPTIMIZERS = {
 }
 
 MODULES: dict[str, Hints] = {
-    "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS},
+    "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS, **_LAXS, **_NXS},
     "checkpoint": _CHECKPOINTS,
     "data": _DATA,
+    "distributed": _chosen(
+        _JAXS, "live_devices ProcessFailureError process_indices reached_preemption_sync_point thread_guard"
+    ),
     "linalg": _LINALG,
     "optim": _OPTIMIZERS,
     "random": _RANDOM,
     "sharding": {
-        **_chosen(_JAXS, "AxisType auto_axes explicit_axes get_abstract_mesh use_abstract_mesh"),
-        **_chosen(_JAXS, "PositionalSharding GSPMDSharding PmapSharding Sharding"),
+        **_chosen(_JAXS, "AxisType get_abstract_mesh use_abstract_mesh"),
+        **_chosen(_JAXS, "PositionalSharding GSPMDSharding PmapSharding Sharding make_single_device_sharding"),
+        **_chosen(_JAXS, "AbstractDevice ManualAxisType UnreducedKind no_collectives"),
     },
     "tree": _TREE,
 }  # fmt: skip
@@ -406,7 +557,8 @@ _TENSOR: Hints = {
         MODULES[""],
         "addmm bmm cat chunk clamp clone div eq erf ge gt histc index_add index_select inverse le lerp "
         "log_softmax logsumexp lt masked_fill masked_select mm movedim mul mv ne neg permute relu repeat_interleave "
-        "rsqrt scatter scatter_add sigmoid softmax sub swapdims t take_along_dim tensor_split unbind unsqueeze",
+        "rsqrt scatter scatter_add sigmoid softmax sub swapdims t take_along_dim tensor_split unbind unsqueeze "
+        "as_type backend_copy backend_transfer new_axis to_batched to_flat_list to_list to_number",
     ),
     "gather": f"`st.take_along_axis(x, st.argsort(x, axis=0), axis=0)` takes elements; {_HOST}",
     **_IN_PLACE,
@@ -456,7 +608,6 @@ _TENSOR: Hints = {
     **_each("describe groupby plot value_counts rolling corr", _FRAME),
     **_each("fillna isna dropna", "`st.nan_to_num(x)` replaces NaNs, and `st.isnan(x)` finds them"),
     "to_csv": "`np.savetxt(path, x, delimiter=',')`",
-    "to_list": "`x.tolist()`",
     "save": "`st.save(file, x)`",
     "histogram": "it is the function `st.histogram`",
     "append": "`st.append(x, y, axis=0)`",
@@ -472,22 +623,60 @@ CLASSES: dict[str, Hints] = {
         **_each("local_hardware_id", "`st.devices()[0].id`"),
         **_each("type", "`st.devices()[0].backend` names the library"),
         "index": "`st.devices()[0].id`",
+        **_each("host_id task_id", "`st.devices()[0].process_index`"),
+        **_each("memory default_memory addressable_memories", "`x.sharding.memory_kind`, of a tensor"),
+    },
+    "JitFunction": {
+        "trace": "`st.jit(f).lower(x)`",
+        "eval_shape": "`st.eval_shape(f, x)`",
+        "clear_cache": "leave it out: a function that is traced more than 256 times drops its oldest programs",
+    },
+    "Lowered": {
+        "cost_analysis": "`st.jit(f).lower(x).cost()`",
+        "out_info": "`st.eval_shape(f, x)`",
+        "compiler_ir": "`st.jit(f).lower(x).as_text()`",
+        **_each("args_info in_avals in_tree out_tree donate_argnums", "`print(st.jit(f).lower(x))`"),
+    },
+    "Compiled": {
+        "as_text": "`st.jit(f).lower(x).as_text('groups')`",
+        **_each("cost_analysis memory_analysis", "`st.jit(f).lower(x).cost()`"),
+        **_each("input_shardings input_formats", "`st.typeof(x)`"),
+        **_each("output_shardings output_formats out_info", "`st.eval_shape(f, x)`"),
     },
     "Mesh": {
         "__enter__": "`st.use_mesh(mesh)` is the context manager: with st.use_mesh(mesh): ...",
-        "axis_types": _AXIS_TYPES,
+        **_each("axis_types auto_axes explicit_axes manual_axes update_axis_types", _AXIS_TYPES),
+        **_each("are_all_axes_auto are_all_axes_explicit are_all_axes_manual", _AXIS_TYPES),
+        "are_all_axes_explicit_or_manual": _AXIS_TYPES,
         "abstract_mesh": "`st.AbstractMesh(mesh.axis_sizes, mesh.axis_names)`",
         "local_mesh": "`mesh.local_devices`",
         "empty": "no mesh is empty: `mesh.size`",
         "is_multi_process": "`st.process_count()`",
+        "name": "meshes have no names, and their axes have: `list(mesh.shape)`",
         "device_ids": "`[device.id for device in mesh.flat]`",
+        "abstract_device": "`mesh.flat[0]`",
+        "is_scalar": "`mesh.size == 1`",
+        "shape_tuple": "`tuple(mesh.shape.items())`",
+        "update": "`st.Mesh(mesh.devices, ('a', 'b'))`",
     },
     "NamedSharding": {
-        "update": "`x.sharding.with_spec(st.P())`",
+        "update": "`x.sharding.with_spec(st.P())`, or `x.sharding.with_memory_kind('device')`",
+        "check_compatible_aval": "every size can be split: `x.sharding.shard_shape((5,))`",
+        "has_addressable_devices": "`bool(x.sharding.addressable_devices)`",
+        "replicated_axes": "`{*mesh.axis_names} - {*x.sharding.spec.axes}`",
         "addressable_devices_indices_map": "`x.sharding.devices_indices_map(x.shape)`",
     },
     "PartitionSpec": {
         "UNCONSTRAINED": "shardings are always known: `st.P(None)` splits no dimension",
+        "partitions": "`tuple(st.P('x', None))`",
+        "update": "a spec is written anew: `st.P('x', unreduced={'y'})`",
+        "unreduced_kind": "partial sums are the only kind of unreduced values: `st.P('x').unreduced` names their axes",
+    },
+    "ShapeDtypeStruct": {
+        "format": "`st.ShapeDtypeStruct((2, 3), 'float32').sharding`; the layout in memory is not visible here",
+        **_each("manual_axis_type vma", _VARYING),
+        "weak_type": _WEAK,
+        "is_ref": _REFS,
     },
 }
 """What to write in place of attributes that objects of other libraries have."""
@@ -503,11 +692,14 @@ KEYWORDS = {
     "ddof": "correction", "reps": "repetitions",
     "rcond": "rtol", "tol": "rtol",
     "fill": "fill_value", "value": "fill_value", "steps": "num", "end": "stop",
+    "out_shardings": "sharding out_sharding", "shardings": "sharding",
     "sharding": "device out_sharding", "devices": "device", "placement": "device",
-    "shape": "axis_sizes", "names": "axis_names", "mesh_shape": "axis_sizes", "mesh_axes": "axis_names",
+    "shape": "axis_sizes", "axis_shapes": "axis_sizes", "mesh_shape": "axis_sizes",
+    "names": "axis_names", "mesh_axes": "axis_names",
     "minval": "low lower", "maxval": "high upper", "probs": "p", "alpha": "a",
     "check_rep": "check_vma", "static_args": "static_argnums", "static_broadcasted_argnums": "static_argnums",
-    "heartbeat_timeout_seconds": "timeout", "rank": "process_id", "world_size": "num_processes",
+    "heartbeat_timeout_seconds": "timeout", "shutdown_timeout_seconds": "timeout",
+    "rank": "process_id", "world_size": "num_processes",
     "init_method": "coordinator_address", "donate_args": "donate_argnums",
     "axis_names": "axis_name", "axis_name": "axis_names", "in_axes": "axes", "in_spec": "in_specs",
     "out_spec": "out_specs", "sections": "indices_or_sections", "index": "indices",
@@ -516,7 +708,9 @@ KEYWORDS = {
     "prefetch_factor": "prefetch", "num_workers": "prefetch", "stage": "level", "every_k_schedule": "n",
     "accumulation_steps": "n", "init_scale": "initial_scale", "growth_interval": "period", "growth_factor": "factor",
     "T_max": "decay_steps", "eta_min": "end_value", "compute_dtype": "compute", "param_dtype": "params",
-    "output_dtype": "output", "optimizer": "inner",
+    "output_dtype": "output", "optimizer": "inner", "type": "dtype", "backend": "device",
+    "keep_axes": "keepdims", "keep_axis": "keepdims", "client": "backend", "compiler": "backend",
+    "in_shardings": "input_shardings in_sharding", "input_shardings": "in_shardings",
 }  # fmt: skip
 """The names of arguments in other libraries, and those that an argument may have here: the first one that the function
 takes is meant.
@@ -530,6 +724,18 @@ ARGUMENTS: Hints = {
     **_each("subok like casting pin_memory memory_format non_blocking", "leave it out: tensors have no such variants"),
     "out": "write the result: `x[...] = st.exp(y)`; NumPy's functions take out=: `np.exp(y, out=x)`",
     "axis_types": _AXIS_TYPES,
+    **_each("backend device", "computations follow their operands: `st.device_put(x, st.devices()[0])`"),
+    "impl": "leave it out: keys have one implementation",
+    "saveable_args": "leave it out: `st.remat(f)` keeps arguments only",
+    "src": "leave it out: a tensor has its sharding: `st.device_put(x, st.devices()[0])`",
+    "process_index": "`[d for d in st.devices() if d.process_index == 0]`",
+    "local_device_ids": "CUDA_VISIBLE_DEVICES chooses GPUs, and `st.set_num_devices(2)` the number of logical devices",
+    "cluster_detection_method": "leave it out: the launcher is found by its environment variables",
+    "coordinator_bind_address": "leave it out: process 0 binds the port of coordinator_address",
+    **_each("slice_index partition_index", "leave it out: devices have a process_index, and no slices"),
+    **_each("vma manual_axis_type", _VARYING),
+    "weak_type": _WEAK,
+    "is_ref": _REFS,
     **_each("donate_argnums", "st.pmap takes donate=True, which gives the memory of its lists of shards away"),
     "auto": "axis_names= names the axes over which st.shard_map maps",
     **_each("minval maxval low high", "`st.random.uniform(key, (2, 3))` is in [0, 1): write low + (high - low) * it"),
@@ -547,12 +753,15 @@ ARGUMENTS: Hints = {
     "betas": "b1= and b2= are two arguments: `st.optim.adam(1e-3, b1=0.9, b2=0.95)`",
     "weight_decay": "`st.optim.chain(st.optim.add_decayed_weights(0.01), st.optim.sgd(0.1))`",
     **_each("foreach fused capturable differentiable", "leave it out: under st.jit a step is one program"),
+    "name": "leave it out: operators have no names, and neither have meshes: `st.make_mesh((2, 2))`",
+    "names": "leave it out: the dimensions of a tensor have numbers, and no names",
     "collate_fn": "leave it out: batches have the structure of a row, and the batch as dimension 0",
 }
 """What to write in place of arguments that no function, or not this one, has under any name."""
 
 POSITIONAL: Hints = {
+    **_each("Mesh AbstractMesh make_mesh", _AXIS_TYPES),
     **_each("concat stack vstack hstack dstack column_stack block", "the arrays go in a list: `st.{}([x, y])`"),
     **_each("max min", "`st.{}imum(x, y)` compares two arrays"),
 }
-"""How arrays are given to functions that are called with one array too many."""
+"""What to write in place of one argument too many: mostly, how arrays are given to functions that take a list."""

@@ -23,7 +23,8 @@ Class = TypeVar("Class", bound=type)
 LACKING = {
     "ShardedTensor": (
         "__delitem__ abs abs_ absolute acos add_ addmm addressable_data allclose angle append apply apply_ "
-        "argwhere asin asnumpy at atan atan2 aval backward bfloat16 bincount bmm bool broadcast_to byte byteswap "
+        "argwhere as_type asin asnumpy at atan atan2 aval backend_copy backend_transfer backward bfloat16 bincount "
+        "bmm bool broadcast_to byte byteswap "
         "cat ceil char cholesky chunk chunks clamp clamp_ clone compute contiguous copy_ copy_to_host_async "
         "copysign corr corrcoef cos cosh count_nonzero cov cpu cross ctypes cuda data data_ptr delete describe "
         "det detach device_buffer device_buffers diag diff dim div div_ divide double dropna dump dumps eig eigh "
@@ -34,20 +35,36 @@ LACKING = {
         "layout le lerp less less_equal loc log log10 log1p log2 log_ log_softmax logaddexp logical_and "
         "logical_not logical_or logical_xor logsumexp long lstsq lt map map_ masked_fill masked_fill_ "
         "masked_select matmul matrix_power maximum median minimum mm moveaxis movedim mul mul_ multiply mv "
-        "nan_to_num nanmean nanmedian nansum ndimension ne neg negative nelement new_ones new_tensor new_zeros "
-        "norm normal_ not_equal numel numpy on_device_size_in_bytes outer permute permute_dims persist pin_memory "
-        "pinv platform plot pow pow_ qr quantile rechunk reciprocal register_hook relu remainder "
+        "nan_to_num nanmean nanmedian nansum ndimension ne neg negative nelement new_axis new_ones new_tensor "
+        "new_zeros norm normal_ not_equal numel numpy on_device_size_in_bytes outer permute permute_dims persist "
+        "pin_memory pinv platform plot pow pow_ qr quantile rechunk reciprocal register_hook relu remainder "
         "repeat_interleave requires_grad requires_grad_ reshape_as resize retain_grad roll rolling rot90 rsqrt "
         "save scatter scatter_ scatter_add scatter_add_ setfield short sigmoid sign sin sinc sinh slogdet softmax "
         "solve split sqrt sqrt_ square stride sub sub_ subtract svd swapdims t tail take_along_dim tan tanh "
-        "tensor_split tensordot tile to to_csv to_list toarray topk tril triu trunc type type_as unbind "
+        "tensor_split tensordot tile to to_batched to_csv to_flat_list to_list to_number toarray topk tril triu "
+        "trunc type type_as unbind "
         "unfold uniform_ unique unsafe_buffer_pointer unsqueeze value_counts values vdot view_as weak_type where "
         "zero_"
     ),
-    "Device": "client device_kind index local_hardware_id memory_stats platform type",
-    "Mesh": "__enter__ abstract_mesh axis_types device_ids empty is_multi_process local_mesh",
-    "NamedSharding": "addressable_devices_indices_map update",
-    "PartitionSpec": "UNCONSTRAINED",
+    "Compiled": (
+        "as_text cost_analysis input_formats input_shardings memory_analysis out_info output_formats output_shardings"
+    ),
+    "Device": (
+        "addressable_memories client default_memory device_kind host_id index local_hardware_id memory memory_stats "
+        "platform task_id type"
+    ),
+    "JitFunction": "clear_cache eval_shape trace",
+    "Lowered": "args_info compiler_ir cost_analysis donate_argnums in_avals in_tree out_info out_tree",
+    "Mesh": (
+        "__enter__ abstract_device abstract_mesh are_all_axes_auto are_all_axes_explicit "
+        "are_all_axes_explicit_or_manual are_all_axes_manual auto_axes axis_types device_ids empty explicit_axes "
+        "is_multi_process is_scalar local_mesh manual_axes name shape_tuple update update_axis_types"
+    ),
+    "NamedSharding": (
+        "addressable_devices_indices_map check_compatible_aval has_addressable_devices replicated_axes update"
+    ),
+    "PartitionSpec": "UNCONSTRAINED partitions unreduced_kind update",
+    "ShapeDtypeStruct": "format is_ref manual_axis_type vma weak_type",
 }
 """The names of the rows of `shardtensor.hint_tables.CLASSES`, so that importing the package does not import them."""
 
@@ -217,8 +234,8 @@ def _too_many(name: str, parameters: Mapping[str, Parameter], by_position: Seque
 
 
 def of_call(name: str) -> str:
-    """Returns the end of an error message about a call with an array in the place of another argument: how arrays are
-    given to the function, if it is one that takes them in a list, or only one.
+    """Returns the end of an error message about a call with one argument too many, or with an array in the place of
+    another argument: what to write, such as how arrays are given to the function, if it takes them in a list.
     """
     text = _tables().POSITIONAL.get(name)
     return f"; {shown(text)}" if text else ""

@@ -211,6 +211,11 @@ from shardtensor.functions.numpy.mathematical import (
     trapezoid as trapezoid,
     unwrap as unwrap,
 )
+from shardtensor.functions.placement.global_arrays import (
+    make_array_from_callback as make_array_from_callback,
+    make_array_from_process_local_data as make_array_from_process_local_data,
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+)
 from shardtensor.functions.placement.names import checkpoint_name as checkpoint_name
 from shardtensor.functions.statistics.nan_reductions import (
     nanargmax as nanargmax,
@@ -240,6 +245,7 @@ from shardtensor.functions.placement.transfers import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
+from shardtensor.functions.placement.placed_functions import auto_axes as auto_axes, explicit_axes as explicit_axes
 from shardtensor.functions.numpy.polynomials import (
     poly as poly,
     polyadd as polyadd,
@@ -443,6 +449,7 @@ from shardtensor.sharding.mesh import (
 from shardtensor.optim.precision import mixed_precision as mixed_precision
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
 from shardtensor.pictures.visualize import visualize_sharding as visualize_sharding
+from shardtensor.spmd.type_casts import pcast as pcast, pvary as pvary
 from shardtensor.spmd.collectives import (
     all_gather as all_gather,
     all_to_all as all_to_all,
@@ -460,6 +467,7 @@ from shardtensor.spmd.collectives import (
     pswapaxes as pswapaxes,
 )
 from shardtensor.spmd.maps.pmap import pmap as pmap
+from shardtensor.spmd.maps.shard_jit import shard_jit as shard_jit
 from shardtensor.spmd.maps.shard_map import shard_map as shard_map
 from shardtensor.spmd.maps.smap import smap as smap
 from shardtensor.spmd.maps.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap

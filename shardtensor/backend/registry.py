@@ -425,6 +425,7 @@ def devices(backend: str | None = None) -> list[Device]:
     return list((load(backend) if backend is not None else default_backend()).devices())
 
 
+@hinted
 def local_devices(backend: str | None = None) -> list[Device]:
     """Returns the devices of a backend that this process owns."""
     return [d for d in devices(backend) if d.process_index == process_index()]
@@ -444,8 +445,14 @@ def local_device_count(backend: str | None = None) -> int:
     return len(local_devices(backend))
 
 
+@hinted
 def num_shards(backend: str | None = None) -> int:
-    """Returns `local_device_count`; the name is Nx's."""
+    """Returns `local_device_count`, the number of items of the list that `shard` returns where no mesh is set. The name
+    is that of the proposal for Nx.
+
+    >>> len(st.shard(np.arange(3))) == st.num_shards()
+    True
+    """
     return local_device_count(backend)
 
 

@@ -105,7 +105,7 @@ def divided(value: Aval) -> Aval:
     crossing = [
         axis
         for k, axis in enumerate(mesh.axis_names)
-        if axis not in spec.axes and np.any(processes != np.take(processes, [0], k))
+        if (axis in spec.reduced or axis not in spec.axes) and np.any(processes != np.take(processes, [0], k))
     ]
     if not crossing:
         return value

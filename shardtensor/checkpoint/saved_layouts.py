@@ -33,6 +33,7 @@ class Layout:
         chains: the mesh axes that split each dimension.
         memory_kind: the memory kind.
         committed: whether the tensor was placed explicitly.
+        reduced: the mesh axes along which its gradients are partial sums.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -42,18 +43,24 @@ class Layout:
     chains: tuple[Chain, ...]
     memory_kind: str
     committed: bool
+    reduced: Chain = ()
+
+    @property
+    def spec(self) -> P:
+        """The spec of the tensor."""
+        return P(*self.chains, reduced=self.reduced)
 
     def to_json(self) -> Object:
         """Returns an object of JSON."""
         return {
             "mesh": [[name, size] for name, size in self.axes], "spec": [list(chain) for chain in self.chains],
             "backend": self.backend, "devices": list(self.numbers), "local": self.local,
-            "memory_kind": self.memory_kind, "committed": self.committed,
+            "memory_kind": self.memory_kind, "committed": self.committed, "reduced": list(self.reduced),
         }  # fmt: skip
 
     def __str__(self) -> str:
         mesh = " x ".join(f"{name}={size}" for name, size in self.axes)
-        return f"{P(*self.chains)} on {mesh}{'' if self.memory_kind == 'device' else f', {self.memory_kind}'}"
+        return f"{self.spec} on {mesh}{'' if self.memory_kind == 'device' else f', {self.memory_kind}'}"
 
 
 def layout_of(sharding: NamedSharding, committed: bool, spans: bool, in_job: bool) -> Layout:
@@ -70,7 +77,7 @@ def layout_of(sharding: NamedSharding, committed: bool, spans: bool, in_job: boo
     local = in_job and not spans and not any(map(is_remote, mesh.flat))
     return Layout(
         tuple(mesh.shape.items()), backend, _numbers(mesh, local), local, sharding.spec.chains, sharding.memory_kind,
-        committed,
+        committed, tuple(sorted(sharding.spec.reduced)),
     )  # fmt: skip
 
 
@@ -91,18 +98,19 @@ def layout_from_json(content: Object, ndim: int, name: str) -> Layout:
         axes = tuple([(str(axis), _size(size)) for axis, size in content["mesh"]])
         numbers = tuple(map(_size, content["devices"]))
         chains = tuple([tuple(map(str, chain)) for chain in content["spec"]])
+        reduced = tuple(map(str, content.get("reduced", ())))  # Earlier versions did not write it.
         sizes = dict(axes)
-        P(*chains)
+        spec = P(*chains, reduced=reduced)
         if (
             len(sizes) != len(axes) or len({*numbers}) != len(numbers) or not numbers
             or math.prod(sizes.values()) != len(numbers) or len(chains) > ndim or len(axes) > DIMENSIONS
-            or any(axis not in sizes for chain in chains for axis in chain)
+            or any(axis not in sizes for axis in spec.axes)
             or content["memory_kind"] not in MEMORY_KINDS
         ):  # fmt: skip
             raise ValueError("its parts do not fit")
         return Layout(
             axes, str(content["backend"]), numbers, bool(content["local"]), chains, content["memory_kind"],
-            bool(content["committed"]),
+            bool(content["committed"]), reduced,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ShardTensorError) as error:
         raise ArgumentError(f"{name}: its layout {brief(content)} is broken ({error})") from None
@@ -124,9 +132,9 @@ def placed(layout: Layout, ndim: int) -> tuple[NamedSharding, bool]:
     used = mesh_in_use()
     is_single = len(layout.numbers) == 1  # Each single device is a mesh of its own.
     if used is not None and not is_single and all(axis in used.shape for axis, _ in layout.axes):
-        return NamedSharding(used, P(*layout.chains), memory_kind=layout.memory_kind), layout.committed
+        return NamedSharding(used, layout.spec, memory_kind=layout.memory_kind), layout.committed
     if (known := _mesh(layout)) is not None:
-        return NamedSharding(known, P(*layout.chains), memory_kind=layout.memory_kind), layout.committed
+        return NamedSharding(known, layout.spec, memory_kind=layout.memory_kind), layout.committed
     mesh = default_mesh()
     if not layout.chains and not is_single:
         return NamedSharding(mesh, P(), memory_kind=layout.memory_kind), False

@@ -14,8 +14,9 @@ from shardtensor.communication.abstract_communicator import on_device
 from shardtensor.communication.offload import OffloadedElements
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
+from shardtensor.core import Interpreter, Op, Operands, Params, hinted, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
+from shardtensor.hints import explains_attributes
 from shardtensor.interpreters.calls import NAMED, CallInterpreter, InferredView, array_operands, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
@@ -24,6 +25,7 @@ from shardtensor.interpreters.views.views import evaluate, stand_in
 from shardtensor.interpreters.writes.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.array_type import typeof
 from shardtensor.tensor.handle import AvalAttributes
 from shardtensor.tensor.operands import HostAval, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
@@ -39,6 +41,7 @@ from shardtensor.tensor.tensor import (
 from shardtensor.tensor.value import Aval, aval
 
 
+@explains_attributes
 class ShapeDtypeStruct(AvalAttributes):
     """The shape, dtype and sharding of a tensor without its elements, as `jax.ShapeDtypeStruct`.
 
@@ -56,6 +59,7 @@ class ShapeDtypeStruct(AvalAttributes):
 
     __slots__ = ("_aval",)
 
+    @hinted
     def __init__(self, shape: Shape, dtype: Any, sharding: Any = None) -> None:
         sizes = checked_shape(shape, "ShapeDtypeStruct")
         target = as_sharding(default_mesh() if sharding is None else sharding, len(sizes), "ShapeDtypeStruct")
@@ -63,6 +67,40 @@ class ShapeDtypeStruct(AvalAttributes):
             self._aval = aval(sizes, sharded_dtype(dtype), target, sharding is not None)
         except ArgumentTypeError as error:
             raise ArgumentTypeError(f"ShapeDtypeStruct: {error}") from None
+
+    @classmethod
+    def like(cls, x: Any) -> ShapeDtypeStruct:
+        """Returns the struct of an array: of a tensor with its sharding, of any other array on the default mesh.
+
+        Args:
+            x: a tensor, a host or backend array, a scalar, or a `ShapeDtypeStruct`.
+
+        Raises:
+            ArgumentTypeError: x is none of these.
+
+        >>> st.ShapeDtypeStruct.like(st.zeros((4, 2), device=st.make_mesh((2,), ("x",))))
+        ShapeDtypeStruct(shape=(4, 2), dtype=float64, sharding=P('x'))
+        """
+        try:
+            kind = typeof(x)
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(str(error).replace("typeof", "ShapeDtypeStruct.like", 1)) from None
+        if kind.sharding is None:
+            return cls(kind.shape, kind.dtype)
+        return _struct_of(kind.shape, kind.dtype, kind.sharding, x.committed)
+
+    def update(self, **changes: Any) -> ShapeDtypeStruct:
+        """Returns the struct with another shape, dtype or sharding. One that is not committed has no sharding of its
+        own, so that the result is on the default mesh unless ``sharding`` is given.
+
+        Args:
+            **changes: ``shape``, ``dtype`` and ``sharding``, the arguments of the class.
+
+        >>> st.ShapeDtypeStruct((4, 2), "float32").update(dtype="int8")
+        ShapeDtypeStruct(shape=(4, 2), dtype=int8, sharding=P('d'))
+        """
+        sharding = self.sharding if self.committed else None
+        return ShapeDtypeStruct(**{"shape": self.shape, "dtype": self.dtype, "sharding": sharding, **changes})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShapeDtypeStruct) and self._fields() == other._fields()

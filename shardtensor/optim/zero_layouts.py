@@ -104,7 +104,7 @@ def _split(x: Any, axes: Sequence[str]) -> NamedSharding:
     """Returns the layout of a tensor that mesh axes split, too, along the dimension that is longest on a device."""
     sharding: NamedSharding = x.sharding
     mesh, spec = sharding.mesh, sharding.spec
-    new = [axis for axis in axes if axis not in spec.axes]
+    new = [axis for axis in axes if axis in spec.reduced or axis not in spec.axes]
     chains = list(spec.chains_of(x.ndim))
     if not new or not chains:
         return sharding
@@ -113,4 +113,4 @@ def _split(x: Any, axes: Sequence[str]) -> NamedSharding:
     ]
     longest = lengths.index(max(lengths))
     chains[longest] = (*chains[longest], *new)
-    return sharding.with_spec(P(*chains, unreduced=spec.unreduced))
+    return sharding.with_spec(P(*chains, unreduced=spec.unreduced, reduced=spec.reduced.difference(new)))

@@ -12,7 +12,7 @@ No code here computes with arrays: neither tensors nor the namespaces of backend
 from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.device import Device as Device
-from shardtensor.core import OPS
+from shardtensor.core import ABOVE
 from shardtensor.hints import missing
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding
@@ -25,9 +25,13 @@ from shardtensor.sharding.mesh import use_mesh as use_mesh
 from shardtensor.sharding.spec import P as P
 from shardtensor.sharding.spec import PartitionSpec as PartitionSpec
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:  # They are declared above this package.
+    auto_axes: Any
+    explicit_axes: Any
+    reshard: Any
+else:
 
     def __getattr__(name: str) -> Any:
-        if name == "reshard":  # It is declared above this package.
-            return OPS[name].dispatch
+        if name in ("auto_axes", "explicit_axes", "reshard"):
+            return getattr(ABOVE["array_namespace"](), name)
         raise missing(__name__, name)

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardtensor.backend import registry
 from shardtensor.backend.abstract import _backend, abstract_device
+from shardtensor.core import hinted
 from shardtensor.errors import ShardingError
 from shardtensor.host.units import counted
 from shardtensor.sharding.mesh import Mesh, integers
@@ -42,6 +43,7 @@ class AbstractMesh(Mesh):
 
     __slots__ = ()
 
+    @hinted
     def __init__(self, axis_sizes: Sequence[int], axis_names: str | Sequence[str], *, processes: int = 1) -> None:
         sizes = integers(axis_sizes, "AbstractMesh: axis_sizes")
         if any(n < 1 for n in sizes):

@@ -133,7 +133,7 @@ class NamedSharding:
     @property
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole array."""
-        return all(self.mesh.shape[axis] == 1 for axis in self.spec.axes)
+        return all(self.mesh.shape[axis] == 1 or axis in self.spec.reduced for axis in self.spec.axes)
 
     def check_rank(self, ndim: int, caller: str) -> None:
         """Raises a ShardingError that names ``caller`` if the spec has more than ``ndim`` dimensions."""

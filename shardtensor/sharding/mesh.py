@@ -53,6 +53,7 @@ class Mesh:
 
     __slots__ = ("__weakref__", "_hash", "_key", "axis_names", "axis_sizes", "flat", "shape", "size")
 
+    @hinted
     def __init__(self, devices: npt.ArrayLike | Sequence[Any], axis_names: str | Sequence[str]) -> None:
         grid = np.array(devices, dtype=object)
         for device in grid.flat:
@@ -159,12 +160,14 @@ def span(devices: Sequence[Device]) -> str:
 
 
 @hinted
-def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: Sequence[Device] | None = None) -> Mesh:
+def make_mesh(
+    axis_sizes: Sequence[int], axis_names: str | Sequence[str] = (), *, devices: Sequence[Device] | None = None
+) -> Mesh:
     """Creates a mesh of the given sizes over the first available devices.
 
     Args:
         axis_sizes: the size of each axis; one size may be -1 and is then computed from the number of devices.
-        axis_names: the name of each axis.
+        axis_names: the name of each axis; by default ``axis_0``, ``axis_1``, ….
         devices: the devices to use, in order; default: those of the default backend, ordered so that neighbours along
             the last axis have the fastest links (GPUs that are peers).
 
@@ -177,6 +180,8 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     (2, 2)
     """
     sizes = integers(axis_sizes, "make_mesh: axis_sizes")
+    if isinstance(axis_names, tuple) and not axis_names:
+        axis_names = [f"axis_{k}" for k in range(len(sizes))]
     pool: Sequence[Device] = registry.devices() if devices is None else list(devices)
     if sizes.count(-1) == 1:
         rest = -math.prod(sizes)

@@ -37,6 +37,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
+from shardtensor.spmd.manual_types import joins
 from shardtensor.spmd.maps.launch import DERIVATIVES
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
@@ -67,6 +68,7 @@ def _recorded(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
 # -- reductions ------------------------------------------------------------------------------------
 
 
+@joins
 @collective
 def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Sums arrays over a named axis (an all-reduce); every device gets the sum.
@@ -90,6 +92,7 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     """
 
 
+@joins
 @collective
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Averages arrays over a named axis: `psum` divided by the number of devices; every device gets the mean.
@@ -106,6 +109,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     """
 
 
+@joins
 @collective
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Takes the elementwise maximum over a named axis; every device gets it. The maximum is NaN where any element is
@@ -125,6 +129,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     """
 
 
+@joins
 @collective
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Takes the elementwise minimum over a named axis; every device gets it. The minimum is NaN where any element is
@@ -144,6 +149,7 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     """
 
 
+@joins
 @collective
 def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Multiplies arrays elementwise over a named axis; every device gets the product.
@@ -463,6 +469,7 @@ def _permuted(caller: str, at: AxisPosition, x: Any, perm: Any, sources: Sequenc
     )
 
 
+@joins
 @collective
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     """Broadcasts the arrays of one device along a named axis; every device gets them.

@@ -17,11 +17,11 @@ from shardtensor.core import Function, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
-from shardtensor.functions.standard.joining import assemble
+from shardtensor.functions.standard.joining import assemble, assemble_sums
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
-from shardtensor.spmd import collectives
+from shardtensor.spmd import collectives, type_casts
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.map_gradients import MapDerivative
 from shardtensor.spmd.maps.launch import map_shards
@@ -29,7 +29,7 @@ from shardtensor.spmd.maps.outputs import check_equal
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, reduced
 
 Transpose = Callable[[Any, Call, int, bool], Any]
 """``transpose(g, call, k, typed)`` returns the cotangent of leaf k of the operand, given that of the result."""
@@ -55,7 +55,7 @@ class Collective(Recording):
     def with_types(self, typed: bool) -> Collective:
         """Returns the derivative of a call in a map of which all programs do the same."""
         collective = Collective(self.transpose, self.saved, joins=self.joins)
-        collective.meets, collective.typed = False, typed and self.joins
+        collective.meets, collective.typed = False, typed
         return collective
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
@@ -162,6 +162,10 @@ def _of_broadcast(g: Any, recorded: Call, k: int, typed: bool) -> Any:
     return g if _position(recorded).index == recorded.params["source"] else zeros_of(recorded.kinds[k])
 
 
+def _of_cast(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    return g if typed or recorded.params["to"] == "unreduced" else _met("psum", g, recorded)
+
+
 def _of_scatter(g: Any, recorded: Call, k: int, typed: bool) -> Any:
     p = recorded.params
     return _met("all_gather", g, recorded, axis=p["scatter_dimension"], tiled=p["tiled"])
@@ -222,7 +226,7 @@ class _Assembly(Recording):
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes and records a call."""
         mesh, spec = params
-        named = {axis for chain in spec.chains for axis in chain}
+        named = {*spec.axes} - spec.reduced
         silent = frozenset([axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in named])
         states = list(map(tape.active, operands))
         one = [tape.one_value.get(s.number) if s is not None else None for s in states]
@@ -238,21 +242,22 @@ class _Assembly(Recording):
 def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:
     value: Aval = recorded.results[0]
     g = whole(g, value)
-    if g.sharding != value.sharding:
-        g = call("reshard", g, value.sharding)
+    if g.sharding != reduced(value).sharding:
+        g = call("reshard", g, reduced(value).sharding)
     parts = call("split_over", g, recorded.params["mesh"].axis_names)
     grid, seen, cotangents = value.grid, set(), list[Any]()
-    begins = _begins(recorded)
+    begins, mesh = _begins(recorded), value.sharding.mesh
+    summed = [mesh.axis_names.index(axis) for axis in value.unreduced]
     for k, (part, kind, active) in enumerate(zip(parts, recorded.kinds, recorded.active, strict=True)):
-        at = tuple(grid.parts[k].tolist())
-        if not active or (at in seen and not equal):
+        at, number = tuple(grid.parts[k].tolist()), tuple(mesh.coordinates[k, summed].tolist())
+        if not active or ((at, number) in seen and not equal):
             cotangents.append(None)
         elif part.shape == kind.shape and all(b == o for b, (o, _) in zip(begins[at], grid.box(k), strict=True)):
             cotangents.append(part)
         else:  # The blocks were rebalanced.
             at_index = tuple([slice(b, b + n) for b, n in zip(begins[at], kind.shape, strict=True)])
             cotangents.append(call("transfer_to", g[at_index], kind.sharding, "grad", committed=True))
-        seen.add(at)
+        seen.add((at, number))
     return cotangents
 
 
@@ -277,6 +282,7 @@ _ROWS: tuple[tuple[Function, Any], ...] = (
     (collectives.pmin, Collective(_of_extremum, ("x", "y"), joins=True)),
     (collectives.pprod, Collective(_of_product, ("x",), joins=True)),
     (collectives.pbroadcast, Collective(_of_broadcast, joins=True)),
+    (type_casts.pcast, Collective(_of_cast)),
     (collectives.psum_scatter, Collective(_of_scatter)),
     (collectives.all_gather, Collective(_of_gather)),
     (collectives.all_to_all, Collective(_of_exchange)),
@@ -285,6 +291,7 @@ _ROWS: tuple[tuple[Function, Any], ...] = (
     (collectives.pshuffle, Collective(_of_shuffle)),
     (map_shards, MapDerivative()),
     (assemble, _Assembly()),
+    (assemble_sums, _Assembly()),
     (check_equal, ZERO),
 )
 for _function, _derivative in _ROWS:

@@ -121,6 +121,11 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
 # -- reductions ------------------------------------------------------------------------------------
 
 
+@transposes("pcast")
+def _of_cast(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
+    return g if recorded.params["to"] == "unreduced" else recorded.along("psum", g)
+
+
 @transposes("psum", "pmean")
 def _same(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     return recorded.along(recorded.op.name, g)

@@ -21,7 +21,8 @@ from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError
 from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.collective_call import CollectiveCall
-from shardtensor.spmd.scheduling.mapped_program import Program, current
+from shardtensor.spmd.scheduling import mapped_program
+from shardtensor.spmd.scheduling.mapped_program import Program
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -61,7 +62,7 @@ def rendezvous(
         ArgumentTypeError: a leaf is not an array of numbers, or not a tensor over all devices of the program.
         CollectiveError: the programs do not all make this call, with equal ``details`` and leaves that match.
     """
-    program = current()
+    program = mapped_program.CURRENT.get()
     assert program is not None  # `axis_position` raises outside of programs.
     devices = program.devices
     form = form_of(x)

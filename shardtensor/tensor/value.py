@@ -27,6 +27,7 @@ from shardtensor.host import fork, memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.cells import Cells, Part, cells
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
+from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import Chain, P
 
 
@@ -144,6 +145,14 @@ def reduced(value: Aval) -> Aval:
 
 
 @functools.lru_cache(1024)
+def of_cotangent(value: Aval) -> NamedSharding:
+    """Returns the sharding of the gradient of a value: unreduced where it is reduced, and reduced where it is
+    unreduced.
+    """
+    return value.sharding.with_spec(value.sharding.spec.of_cotangent)
+
+
+@functools.lru_cache(1024)
 def stacked(value: Aval) -> Aval:
     """Returns the aval of the partial sums of an unreduced value: along a first dimension, of which each device along
     the unreduced axes holds one index.
@@ -158,6 +167,12 @@ def memory_kind(values: Iterable[Aval]) -> str | None:
     """Returns the memory kind of an operator's result: that of the operands if all have the same, otherwise None."""
     kinds = {value.sharding.memory_kind for value in values}
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def common_reduced(values: Sequence[Aval], mesh: Mesh) -> frozenset[str]:
+    """Returns the axes of a mesh along which an operator's result is reduced: those along which all operands are."""
+    axes = [value.sharding.spec.reduced if value.sharding.mesh == mesh else frozenset[str]() for value in values]
+    return frozenset.intersection(*axes) if axes else frozenset()
 
 
 def on_devices(value: Aval) -> Aval:

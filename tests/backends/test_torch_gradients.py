@@ -809,3 +809,17 @@ def test_gradients_in_programs_of_several_processes(tmp_path: Any) -> None:
 def test_the_page_runs_with_pytorch(page: str) -> None:
     code, printed = program((DOCS / page).read_text().replace("```python torch", "```python"))
     assert output_of(run_script(LAPTOP + code, seconds=300)) == printed
+
+
+@pytest.mark.parametrize("to", ["varying", "reduced", "unreduced"])
+def test_casts_of_types(to: str) -> None:
+    """The cotangent of one value of all programs is the sum of theirs; that of partial sums is each one's own."""
+    blocks = np.arange(1.0, 13.0).reshape(COUNT, 3)
+
+    def program(block: Any) -> Any:
+        w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        (st.pcast({"w": w}, "i", to=to)["w"] * block).sum().backward()
+        return w.grad
+
+    found = st.pmap(program, blocks, axis_name="i", devices=st.devices("torch")[:COUNT])
+    np.testing.assert_allclose(found, blocks if to == "unreduced" else np.tile(blocks.sum(axis=0), (COUNT, 1)))

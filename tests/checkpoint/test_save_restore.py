@@ -716,3 +716,12 @@ def test_values_that_processes_compare_are_read_in_parts(monkeypatch: pytest.Mon
     assert plan_save(tree, 2, 1 << 20).rows() == rows
     tree["h"][30, 3] += 1
     assert plan_save(tree, 2, 1 << 20).rows()[0] != rows[0]
+
+
+def test_a_reduced_layout_is_kept(tmp_path: Path) -> None:
+    mesh = st.make_mesh((2, 2), ("x", "y"))
+    x = st.device_put(np.arange(6.0).reshape(2, 3), st.NamedSharding(mesh, st.P("x", reduced={"y"})))
+    st.checkpoint.save(tmp_path / "a", {"w": x})
+    found = st.checkpoint.restore(tmp_path / "a")["w"]
+    assert found.sharding == x.sharding
+    assert found.tolist() == x.tolist()

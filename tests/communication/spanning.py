@@ -121,6 +121,13 @@ def tensors_are_made_of_parts() -> None:
     own = [st.asarray(np.array([float(d.id)]), device=d) for d in st.local_devices()]
     n = st.device_count()
     assert_gathered(distributed.make_array_from_single_device_arrays((n,), sharding, own), np.arange(float(n)))
+    with st.set_mesh(mesh):
+        assert_gathered(st.make_array_from_single_device_arrays((n,), st.P("x"), own, dtype=float), np.arange(float(n)))
+        assert_gathered(st.make_array_from_callback((7, 3), st.P("x"), ROWS.__getitem__, "float32"), ROWS.astype("f4"))
+        batch = st.make_array_from_process_local_data(st.P("x"), {"a": part, "b": (part,)}, {"a": (7, 3), "b": None})
+        assert_gathered(batch["a"], ROWS)
+        assert_gathered(batch["b"][0], ROWS)
+    assert distributed.host_local_array_to_global_array({"a": x}, mesh, st.P("x"))["a"] is x
     for root in range(distributed.process_count()):
         found = distributed.gather_to(x, root)
         assert (found is None) == (distributed.process_index() != root)
@@ -456,6 +463,20 @@ def lists_are_of_this_process() -> None:
     parts = st.pmap(lambda a: a + 1, st.shard(np.arange(10)))
     assert [part.device for part in parts] == st.local_devices() or st.num_shards() > 10
     assert st.unshard(parts).tolist() == list(range(1, 11))
+
+
+def lists_of_compiled_functions_have_an_item_for_each_device() -> None:
+    """Each process holds the items of its own devices; the others are tensors that it knows of."""
+    mesh, value = st.make_mesh((st.device_count(),)), np.arange(20.0).reshape(10, 2)
+    run = st.shard_jit(lambda x, w: (x * w, x.sum(axis=0)), mesh, input_shardings=[{0: 0}, {}])
+    with st.transfer_guard("disallow"):
+        rows = run([[part, 2] for part in st.shard(value, devices=mesh)])
+    assert [x.device for pair in rows for x in pair] == [device for device in mesh.flat for _ in range(2)]
+    for device, (part, total), wanted in zip(mesh.flat, rows, np.array_split(2 * value, mesh.size), strict=True):
+        if device in st.local_devices():
+            assert np.array_equal(part, wanted)
+            assert np.array_equal(total, value.sum(axis=0))
+    assert_gathered(st.unshard([part for part, _ in rows]), 2 * value)
 
 
 def maps_over_arrays_say_whose_devices_they_use() -> None:
@@ -892,7 +913,8 @@ CHECKS = [
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     writes_on_one_device_are_no_calls_of_all,
-    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
+    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process,
+    lists_of_compiled_functions_have_an_item_for_each_device, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,

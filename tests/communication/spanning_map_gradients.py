@@ -76,6 +76,34 @@ def inside(w: Any, x: Any) -> Any:
     return (st.pmean(gradient, "i"),)
 
 
+REDUCED, WHOLE = [st.NamedSharding(MESH, spec) for spec in (st.P(reduced={"i"}), st.P())]
+
+
+@st.shard_map(mesh=MESH, in_specs=(st.P("i"), REDUCED.spec), out_specs=st.P("i"))
+def layer(x: Any, w: Any) -> Any:
+    return st.tanh(x @ st.pvary(w, "i"))
+
+
+def reduced_weights(w: Any, x: Any) -> Any:
+    gradient = st.grad(lambda w: (layer(x, w) ** 2).sum())(st.reshard(w, REDUCED))
+    assert st.typeof(gradient).sharding.spec == st.P(unreduced={"i"})
+    return (st.reshard(gradient, WHOLE),)
+
+
+@st.shard_map(mesh=MESH, in_specs=(st.P(), st.P("i")), out_specs=st.P(unreduced={"i"}))
+def product(w: Any, x: Any) -> Any:
+    return x.T @ (x @ w)
+
+
+@mapped(st.P(unreduced={"i"}))
+def total(parts: Any) -> Any:
+    return st.psum(parts, "i")
+
+
+def partial_sums(w: Any, x: Any) -> Any:
+    return (st.sin(total(product(w, x))) * st.reshard(product(w, x), WHOLE)).sum()
+
+
 def check(name: str, fn: Callable[..., Any], *args: Any) -> None:
     arrays = [distributed.process_allgather(g) for g in fn(*args)]
     # Zeros of both signs are equal.
@@ -95,6 +123,9 @@ def main() -> None:
         if f not in (activations, different, results_that_differ):  # What different programs save differs, too.
             check(f"{f.__name__} under jit", st.jit(st.grad(f, argnums=(0, 1))), w, X)
     check("inside", mapped(st.P(), st.P("i"))(inside), W, X)
+    for name, f in (("reduced weights", reduced_weights), ("partial sums", st.grad(partial_sums, (0, 1)))):
+        check(name, f, W, X)
+        check(f"{name} under jit", st.jit(f, executor="numpy"), W, X)  # Kernels may add two sums in another order.
 
 
 if __name__ == "__main__":

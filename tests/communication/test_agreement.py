@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-from typing import ClassVar
+import threading
+from typing import Any, ClassVar
 
 import pytest
 
@@ -48,6 +49,37 @@ def test_an_error_beside_a_call_of_another_thread_is_compared_after_that_call() 
             agreement.note("exp(x)")
     agreement.synchronize("end")
     assert compared(agreement) == ["sum(x)", "FloatingPointError in log(x)", "end"]
+
+
+@pytest.mark.parametrize("several", [Agreement.settled, Agreement.accompanied])
+def test_calls_of_other_threads_between_the_exchanges_of_a_call_are_refused(several: Any) -> None:
+    """In such a call, processes send messages without comparing what they send: another thread's would be taken for it."""
+    agreement, errors = Agreement(LocalEngine(), 20), []
+
+    def other() -> None:
+        for call in (agreement.note, lambda call: agreement.exchange(call, {}, {})):
+            with pytest.raises(DistributedError, match=r"^exp\(x\): another thread is in a call") as caught:
+                call("exp(x)")
+            errors.append(caught.value)
+
+    def in_another_thread() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    with several(agreement, "psum"):
+        agreement.exchange("psum", {}, {})
+        in_another_thread()
+        agreement.exchange("psum", {}, {})
+    assert len(errors) == 2
+    with pytest.raises(ZeroDivisionError), several(agreement, "psum"):
+        raise ZeroDivisionError
+    thread = threading.Thread(target=agreement.note, args=("log(x)",))
+    thread.start()
+    thread.join()
+    agreement.synchronize("end")
+    assert compared(agreement)[-2:] == ["log(x)", "end"]
+    assert "exp(x)" not in compared(agreement)
 
 
 # -- what differs ----------------------------------------------------------------------------------

@@ -203,3 +203,32 @@ def test_host_local_arrays_are_placed_by_prefix_trees() -> None:
     assert raised(lambda: st.distributed.global_array_to_host_local_array(found, mesh, {"w": st.P()})).startswith(
         "ArgumentError: global_array_to_host_local_array: pspecs has the entries ['w'], and global_inputs has"
     )
+
+
+@everywhere
+def test_parts_in_a_tree(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    rows, whole = sharding(mesh, "x"), sharding(mesh)
+    batch = {"w": (W, [B]), "n": np.float64(3)}
+    found = st.make_array_from_process_local_data({"w": rows, "n": whole}, batch, {"w": None, "n": ()})
+    assert [x.sharding for x in leaves(found)] == [whole, rows, rows]
+    for x, part in zip(leaves(found), leaves(batch), strict=True):
+        np.testing.assert_array_equal(x, part)
+    with st.set_mesh(mesh):
+        found = st.make_array_from_process_local_data(st.P("x"), [W, W], W.shape)
+        assert [x.sharding for x in found] == [rows, rows]
+        assert st.make_array_from_process_local_data(st.P("x"), [[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+        x = st.make_array_from_callback(W.shape, st.P("x"), lambda index: W[index], "float32")
+        assert (x.sharding, x.dtype) == (rows, "float32")
+        parts = [shard.data for shard in st.device_put(W, whole).addressable_shards]
+        own = [st.device_put(part, device) for part, device in zip(parts, mesh.flat, strict=True)]
+        x = st.make_array_from_single_device_arrays(W.shape, st.P(), own, dtype=W.dtype)
+        np.testing.assert_array_equal(x, W)
+        message = raised(lambda: st.make_array_from_single_device_arrays(W.shape, st.P(), own, dtype="float32"))
+        assert message.endswith("and float32")
+    message = raised(lambda: st.make_array_from_process_local_data({"a": rows}, {"a": W, "b": B}))
+    assert message.startswith("ArgumentError: make_array_from_process_local_data: sharding has the entries ['a'], and")
+    message = raised(lambda: st.make_array_from_process_local_data(rows, {"a": W}, {"a": (1, 2, 3)}))
+    assert message.startswith(
+        "ShapeError: make_array_from_process_local_data: local_data['a']: local_data has 2 dimens"
+    )

@@ -161,6 +161,21 @@ def test_to_batched_list(rows: int, size: int, leftover: str, wanted: list[list[
     assert [b.tolist() for b in st.to_batched_list(np.arange(rows), size, leftover=leftover)] == wanted
 
 
+@pytest.mark.parametrize("leftover", ["keep", "repeat", "discard"])
+def test_batches_in_programs_gradients_and_vmap(leftover: str, backend: str) -> None:
+    """Rows that are repeated have the gradients of both batches, and rows that are left out have none."""
+    x = st.device_put(array((7, 2), "float64", 1), mesh_of((2,), backend))
+
+    def f(x: Any) -> Any:
+        return sum([((k + 1) * b**2).sum() for k, b in enumerate(st.to_batched_list(x, 3, leftover=leftover))])
+
+    times = {"keep": [1, 1, 1, 2, 2, 2, 3], "repeat": [4, 4, 1, 2, 2, 2, 3], "discard": [1, 1, 1, 2, 2, 2, 0]}[leftover]
+    assert_same(st.jit(f)(x), np.asarray(f(x)))
+    assert_same(st.grad(f)(x), 2 * np.array(times)[:, None] * np.asarray(x))
+    assert_same(st.jit(st.grad(f))(x), 2 * np.array(times)[:, None] * np.asarray(x))
+    assert_same(st.vmap(f)(st.stack([x, 2 * x])), np.asarray(f(x)) * np.array([1, 4]))
+
+
 def test_batches_of_rows(backend: str) -> None:
     value = array((7, 3), "float32", 1)
     batches = st.to_batched_list(st.device_put(value, mesh_of((2,), backend)), 3, leftover="repeat")

@@ -369,3 +369,33 @@ def test_errors_are_those_of_the_eager_interpreter(function: Callable[[Any], Any
     failure = outcome(lambda: function(x))
     assert isinstance(failure[0], type)
     assert outcome(lambda: st.eval_shape(function, x)) == failure
+
+
+@everywhere
+def test_structs_of_arrays(backend: str) -> None:
+    x = split(backend)
+    assert st.ShapeDtypeStruct.like(x) == st.eval_shape(lambda: x) == st.ShapeDtypeStruct.like(st.eval_shape(lambda: x))
+    free = st.zeros((4, 2), dtype="int8").T
+    struct = st.ShapeDtypeStruct.like(free)
+    assert (struct.shape, struct.dtype, struct.sharding, struct.committed) == ((2, 4), "int8", free.sharding, False)
+    for given, dtype in ((np.ones((2, 3), "float32"), "float32"), (x.addressable_shards[0].data, x.dtype)):
+        struct = st.ShapeDtypeStruct.like(given)
+        assert (struct.shape, struct.dtype, struct.committed) == (tuple(given.shape), dtype, False)
+    assert st.ShapeDtypeStruct.like(2.5) == st.ShapeDtypeStruct((), float)
+    with pytest.raises(st.ArgumentTypeError, match=r"^ShapeDtypeStruct.like: x is a list; wanted a tensor"):
+        st.ShapeDtypeStruct.like([1, 2])
+
+
+def test_updated_structs() -> None:
+    rows, whole = (st.NamedSharding(mesh_of((2,), "numpy"), spec) for spec in (st.P("x"), st.P()))
+    given = st.ShapeDtypeStruct((4, 2), "float32", rows)
+    assert given.update() == given
+    assert given.update(shape=(3,), dtype="int8") == st.ShapeDtypeStruct((3,), "int8", rows)
+    assert given.update(sharding=whole) == st.ShapeDtypeStruct((4, 2), "float32", whole)
+    assert given.update(sharding=None) == st.ShapeDtypeStruct((4, 2), "float32")
+    assert st.ShapeDtypeStruct((3,), "int8").update(shape=()) == st.ShapeDtypeStruct((), "int8")
+    with pytest.raises(st.ShardingError, match=r"^ShapeDtypeStruct: P.'x'. has 1 dimension and the array has 0"):
+        given.update(shape=())
+    for change in ("weak_type", "vma", "manual_axis_type", "is_ref"):
+        with pytest.raises(st.ArgumentTypeError, match=f"^ShapeDtypeStruct: .*'{change}'; leave it out: "):
+            given.update(**{change: None})

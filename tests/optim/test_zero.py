@@ -230,3 +230,11 @@ def test_errors_name_the_parameter() -> None:
             st.optim.zero(params, level=level)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"zero: params\['w'\] is float64\[3\].*; wanted a tensor"):
         st.optim.zero({"w": np.ones(3)})
+
+
+def test_parameters_with_unreduced_gradients() -> None:
+    """Axes along which a parameter is reduced count as those along which it is replicated."""
+    mesh = st.make_mesh((2, 2), ("x", "y"))
+    w = st.device_put(np.ones((4, 4)), st.NamedSharding(mesh, st.P(reduced={"x", "y"})))
+    layouts = st.optim.zero({"w": w}, axis="x", level=3)
+    assert layouts.state["w"].spec == layouts.params["w"].spec == st.P("x", reduced={"y"})

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import shardtensor as st
 from tests.scripts import LAPTOP, ROOT, new_process, output_of, run_script
 
 DOCS = ROOT / "docs"
@@ -43,6 +48,24 @@ def test_the_page_runs(name: str) -> None:
     code, printed = program((DOCS / f"{name}.md").read_text())
     assert printed
     assert output_of(run_script(LAPTOP + code, seconds=300)) == printed
+
+
+def test_the_code_of_the_tables_for_readers_of_nx_runs() -> None:
+    """Each row of its last two tables of functions, with tensors of the size that the page says."""
+    page = (DOCS / "from_nx.md").read_text().partition("## Compiled functions")[2].partition("## What else")[0]
+    rows = [line.split(" | ")[1] for line in page.splitlines() if line.startswith("| `")]
+    codes = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
+    for code in codes:
+        x = st.asarray(np.eye(4) + np.arange(16.0).reshape(4, 4))
+        known: dict[str, Any] = {"st": st, "np": np, "pickle": pickle, "x": x, "y": x + 1, "v": 2.0, "indices": [0, 1]}
+        known |= {"f": lambda x: 2 * x, "batch": np.ones((8, 2)), "key": st.random.key(0), "b": bytes(8)}
+        known["path"] = io.BytesIO()
+        if code == "st.load(path)":
+            st.save(known["path"], x)
+            known["path"].seek(0)
+        if code not in ("//", "%"):
+            exec(code, known)
+    assert len(codes) > 80
 
 
 def test_every_other_page_has_a_test() -> None:

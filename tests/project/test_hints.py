@@ -42,7 +42,8 @@ def namespace() -> dict[str, Any]:
 
 OBJECTS = {
     "ShardedTensor": "x", "Device": "mesh.flat[0]", "Mesh": "mesh", "NamedSharding": "x.sharding",
-    "PartitionSpec": "x.sharding.spec",
+    "PartitionSpec": "x.sharding.spec", "ShapeDtypeStruct": "st.ShapeDtypeStruct((4, 4), 'float32')",
+    "JitFunction": "st.jit(f)", "Lowered": "st.jit(f).lower(x)", "Compiled": "st.jit(f).lower(x).compile()",
 }  # fmt: skip
 """An object of each class whose attributes have hints."""
 
@@ -154,7 +155,9 @@ def test_python_adds_no_guess_to_a_hint(capsys: pytest.CaptureFixture[str]) -> N
 WORKING = """
 from shardtensor import P, Mesh, NamedSharding, PartitionSpec, make_mesh, shard_map, device_put, random, tree
 from shardtensor.sharding import Mesh, PartitionSpec as P, NamedSharding, SingleDeviceSharding, AbstractMesh, get_mesh
-from shardtensor.sharding import set_mesh, use_mesh, make_mesh, reshard, Device
+from shardtensor.sharding import set_mesh, use_mesh, make_mesh, reshard, Device, auto_axes, explicit_axes
+from shardtensor.distributed import process_allgather, make_array_from_callback
+from shardtensor import auto_axes, explicit_axes, make_array_from_callback
 import shardtensor.random, shardtensor.tree, shardtensor.linalg, shardtensor.distributed
 """
 
@@ -171,6 +174,9 @@ FAILING = {
     "from shardtensor.experimental import mesh_utils": "st.make_mesh",
     "from shardtensor.experimental import multihost_utils": "st.distributed",
     "from shardtensor.sharding import AxisType": "leave axis_types out",
+    "from shardtensor import AxisType": "leave axis_types out",
+    "from shardtensor.sharding import use_abstract_mesh": "with st.use_mesh(st.make_mesh(",
+    "from shardtensor.sharding import get_abstract_mesh": "st.get_mesh()",
     "from shardtensor.sharding import PositionalSharding": "st.NamedSharding(mesh, st.P('x'))",
     "from shardtensor.tree_util import tree_map": "st.tree.map(f, params)",
     "from shardtensor.random import PRNGKey": "st.random.key(0)",
@@ -262,6 +268,20 @@ CALLS: dict[str, tuple[Any, str]] = {
     "ones": (lambda x: st.ones(3, requires_grad=True), "'requires_grad'; leave it out: st.grad and st.value_and_grad"),
     "zeros": (lambda x: st.zeros(3, order="F"), "'order'; leave it out: the layout in memory"),
     "make_mesh": (lambda x: st.make_mesh((1,), ("x",), axis_types=0), "leave axis_types out"),
+    "Mesh": (lambda x: st.Mesh(st.devices(), "x", axis_types=0), "Mesh: got an unexpected keyword argument 'axis_types'; mesh axes"),
+    "AbstractMesh": (lambda x: st.AbstractMesh((1,), "x", axis_types=0), "AbstractMesh: got an unexpected keyword argument 'axis"),
+    "types by position": (lambda x: st.make_mesh((1,), "x", (None,)), "make_mesh: 3 positional arguments are given; by position "
+                          "it takes axis_sizes, axis_names, and by name devices=; mesh axes have no types"),
+    "axis_name": (lambda x: st.pmap(len, "i"), "pmap: argument 0 is a str; wanted an array, or None for it in in_axes, or axis_na"
+                  "me='i' if it is the name of the axis"),
+    "src": (lambda x: st.device_put(x, None, src=x.device), "device_put: got an unexpected keyword argument 'src'; leave it out"),
+    "a process": (lambda x: st.local_devices(process_index=0), "use [d for d in st.devices() if d.process_index == 0]"),
+    "reshard": (lambda x: st.reshard(x, out_shardings=st.P()), "'out_shardings'; it is called sharding here"),
+    "a constraint": (lambda x: st.with_sharding_constraint(x, shardings=st.P()), "'shardings'; it is called sharding here"),
+    "a key": (lambda x: st.random.key(0, impl="rbg"), "key: got an unexpected keyword argument 'impl'; leave it out"),
+    "vjp": (lambda x: st.vjp(st.exp, x, saveable_args=()), "vjp: got an unexpected keyword argument 'saveable_args'; leave it out"),
+    "local_device_ids": (lambda x: st.distributed.initialize(local_device_ids=0), "initialize: got an unexpected keyword argument '"
+                         "local_device_ids'; CUDA_VISIBLE_DEVICES chooses GPUs"),
     "exp": (lambda x: st.exp(x, out=x), "'out'; write the result: x[...] = st.exp(y)"),
     "a composition": (lambda x: st.median(x, dim=0), "median: got an unexpected keyword argument 'dim'; it is called ax"),
     "a misprint": (lambda x: st.sum(x, axsi=0), "sum: got an unexpected keyword argument 'axsi'; did you mean axis?"),
@@ -284,7 +304,17 @@ CALLS: dict[str, tuple[Any, str]] = {
     "missing": (lambda x: st.maximum(x), "maximum: missing the argument x2; it takes x1, x2"),
     "all missing": (lambda x: st.add(), "add: missing the arguments x1 and x2; it takes x1, x2"),
     "names of positions": (lambda x: st.add(x1=1, x2=2), "add: got an unexpected keyword argument 'x1'; x1 is given by po"),
-    "missing in hinted": (lambda x: st.make_mesh((1,)), "make_mesh: missing the argument axis_names; it takes axis_sizes"),
+    "missing in hinted": (lambda x: st.make_mesh(axis_names=("x",)), "make_mesh: missing the argument axis_sizes; it takes axis_s"),
+    "a mesh with a name": (lambda x: st.Mesh(name="mesh", shape=(2, 2)), "Mesh: got an unexpected keyword argument 'name'; leave "
+                           "it out: operators have no names, and neither have meshes: st.make_mesh((2, 2))"),
+    "a mesh of devices only": (lambda x: st.Mesh(x.sharding.mesh.devices), "Mesh: missing the argument axis_names; it takes devices"),
+    "a client": (lambda x: st.num_shards(client="cuda"), "num_shards: got an unexpected keyword argument 'client'; it is called back"),
+    "a type": (lambda x: st.zeros(3, type="f4"), "zeros: got an unexpected keyword argument 'type'; it is called dtype here"),
+    "names of dimensions": (lambda x: st.asarray([1], names=["x"]), "'names'; leave it out: the dimensions of a tensor have numbers"),
+    "keep_axes": (lambda x: x.sum(keep_axes=True), "sum: got an unexpected keyword argument 'keep_axes'; it is called keepdims"),
+    "a default backend": (lambda x: st.ones(3, backend="cupy"), "ones: got an unexpected keyword argument 'backend'; it is called dev"),
+    "jit with shardings of inputs": (lambda x: st.jit(len, input_shardings=[]), "it is called in_shardings here"),
+    "shard_jit with in_shardings": (lambda x: st.shard_jit(len, x.sharding.mesh, in_shardings=[]), "it is called input_shardings here"),
     "by name only": (lambda x: st.ones((2, 2), "float32", x.sharding), "ones: 3 positional arguments are given; by position "
                      "it takes shape, dtype, and by name device=, out_sharding="),
     "of a method": (lambda x: x.cumsum(0, None, None, 1), "cumsum: 4 positional arguments are given; by position it takes axis, d"),
@@ -416,6 +446,15 @@ TYPED: Mapping[str, str] = {
     ),
     "jax.random": "PRNGKey key split fold_in normal uniform randint permutation bernoulli categorical choice bits gumbel",
     "jax.tree": "map leaves flatten unflatten structure reduce all",
+    "nx": (
+        "add all_close as_type backend_copy backend_transfer concatenate conjugate covariance cumulative_max "
+        "default_backend Defn defn dot fft gather global_default_backend ifft indexed_add indexed_put iota is_nan LinAlg "
+        "make_diagonal negate new_axis product put_slice quotient rank Random reduce_max reverse select shape "
+        "shard_jit size slice slice_along_axis sort standard_deviation take take_diagonal to_batched to_flat_list "
+        "to_number top_k type variance weighted_mean window_max window_mean window_sum with_default_backend"
+    ),
+    "nx.random": "fold_in key normal normal_split randint shuffle split uniform",
+    "nx.linalg": "adjoint cholesky determinant eigh invert least_squares norm qr solve svd triangular_solve",
     "torch": (
         "Tensor as_tensor bmm cat chunk clamp compile cuda device div einsum eq erf flatten float from_numpy gather ge "
         "index_select inference_mode inverse is_tensor lt manual_seed masked_select mm mul ne neg no_grad norm numel "

@@ -106,6 +106,10 @@ def placement(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(st.device_put({"weights": np.ones(3)}), dict[str, st.ShardedTensor])
     typing.assert_type(st.device_put([x, x], mesh), Tensors)
     typing.assert_type(st.device_get({"weights": x})["weights"].ndim, int)
+    typing.assert_type(st.make_array_from_process_local_data(split, np.ones((2, 4)), (2, 4)), st.ShardedTensor)
+    typing.assert_type(st.auto_axes(st.tanh)(x, out_sharding=split), st.ShardedTensor)
+    typing.assert_type(st.explicit_axes(axes="i", in_sharding=split)(st.tanh)(x), st.ShardedTensor)
+    typing.assert_type(st.ShapeDtypeStruct.like(x).update(dtype="int8"), st.ShapeDtypeStruct)
     with st.use_mesh(mesh) as used, st.transfer_guard("allow"), st.transfers() as log:
         typing.assert_type((used, log, log.bytes), tuple[st.Mesh, st.TransferLog, int])
         st.visualize_sharding(x, file=io.StringIO())
@@ -126,7 +130,7 @@ def collective(x: Block) -> Block:
     x = x + st.all_to_all(x, "i", 0, 0, tiled=True) + st.pswapaxes(st.all_gather(x, "i"), "i", 0).sum(0)
     typing.assert_type((st.axis_index("i"), st.axis_size("i"), st.psum(1, "i")), tuple[int, int, int])
     typing.assert_type(st.psum([1.0], "i"), list[float])
-    return x
+    return x + st.pcast(x, "i", to="unreduced") + st.pvary(st.psum(x, "i"), "i")
 
 
 def double(x: st.ShardedTensor, *, by: float = 2.0) -> st.ShardedTensor:
@@ -151,6 +155,8 @@ def maps(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(mapped(x), st.ShardedTensor)
     decorated = st.shard_map(mesh=mesh, in_specs=st.P("i"), out_specs=st.P("i"))(double)
     typing.assert_type(decorated(x), st.ShardedTensor)
+    compiled = st.shard_jit(double, mesh, input_shardings=[{0: [0]}])
+    typing.assert_type(compiled([[part] for part in shards]), Tensors)
 
 
 def loops(x: st.ShardedTensor) -> None:

@@ -219,6 +219,8 @@ def test_make_mesh_takes_the_first_devices() -> None:
     assert st.make_mesh([1, 2], ["a", "b"]).axis_sizes == (1, 2)
     assert st.make_mesh((8,), ("a",)).size == 8
     assert st.make_mesh((3,), "a").shape == {"a": 3}
+    assert st.make_mesh((2, -1)) == st.make_mesh((2, 4), ("axis_0", "axis_1"))
+    assert st.make_mesh(3, devices=DEVICES[5:]) == st.make_mesh((3,), ("axis_0",), devices=DEVICES[5:])
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_without_in_specs_over_some_axes(backend: str) -> None:
         lambda b: seen.append(str(st.typeof(b))) or b * 2, mesh=mesh, out_specs=st.P("x"), axis_names={"x"}
     )
     assert f(x).sharding.spec == st.P("x", "y")
-    assert seen == ["float64[2,4@y]"] * 2
+    assert seen == ["float64[2,4@y]{V:x}"] * 2
 
 
 def test_without_in_specs_a_tensor_of_another_mesh_is_an_error(backend: str) -> None:

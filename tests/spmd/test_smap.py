@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import math
+import re
 import threading
 import time
 import tracemalloc
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -602,3 +605,23 @@ def test_0d_results_are_stacked_whatever_the_axis(backend: str) -> None:
         [x[:, :2, c].sum() for c in (slice(0, 4), slice(4, 8))],
         [x[:, 2:, c].sum() for c in (slice(0, 4), slice(4, 8))],
     ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: st.smap(len, in_axes=0, out_axes=0, axis_name="x"),
+        lambda: st.smap(len, out_axes=0, axis_name="x"),
+        lambda: st.smap(in_axes=0, out_axes=0, axis_name="x"),
+        lambda: st.smap(out_axes=0, axis_name="x"),
+        lambda: st.smap(len, np.ones(4), in_axes=0, out_axes=0),
+        lambda: functools.partial(st.smap, in_axes=None, out_axes=None, axis_name="x")(len),
+    ],
+)
+def test_calls_of_jaxs_smap_say_what_to_write(call: Callable[[], Any]) -> None:
+    with pytest.raises(st.ShardTensorError, match=r"^smap: .* where (jax.smap\(.*\)) returns a function, ") as caught:
+        call()
+    here, over_mesh = re.findall(r"\bst\.s\w+\((?:[^()]|\([^()]*\))*\)", str(caught.value))
+    with st.set_mesh(mesh_of((8,), "numpy")):
+        known = {"st": st, "f": lambda part: part + st.axis_index("x"), "x": np.arange(8.0)}
+        assert eval(here, known).tolist() == eval(over_mesh, known)(known["x"]).tolist() == [2.0 * k for k in range(8)]

@@ -93,6 +93,7 @@ class Agreement:
         self._hash = hashlib.blake2b(digest_size=16)  # Of all calls.
         self._windows = deque([_Window(0, b"", [])], maxlen=2)
         self._lock = threading.Lock()  # fork: nothing waits for it, and `leave` breaks the job.
+        self._thread: int | None = None  # The only one that may make calls meanwhile, if there is one.
         self._accompanied = ""
         self._are_others_running = False  # When this process has failed.
         self._is_settled = False  # Whether the processes know what they exchange next.
@@ -109,7 +110,7 @@ class Agreement:
         Raises:
             DistributedError: there was an error before, or another thread is in such a call.
         """
-        if self.broken or not self._lock.acquire(blocking=False):
+        if self.broken or self._is_others() or not self._lock.acquire(blocking=False):
             self._refuse(call)
         # The hash is computed at the next exchange: most calls move nothing between processes, and are short.
         self._append(call)
@@ -214,7 +215,7 @@ class Agreement:
         Raises:
             DistributedError: see `gather`.
         """
-        if self._accompanied:
+        if self._accompanied and not self._is_others():
             call = self._accompanied
             self.gather(call, _MORE)
         with self._exclusive(call):
@@ -230,23 +231,25 @@ class Agreement:
     @contextlib.contextmanager
     def accompanied(self, call: str) -> Iterator[None]:
         """A context whose exchanges the processes that make another call go along with, in `accompany`."""
-        self._accompanied = call
-        try:
-            yield
-        finally:
-            self._accompanied = ""
-        self.gather(call, _NO_MORE)
+        with self._held(call):
+            self._accompanied = call
+            try:
+                yield
+            finally:
+                self._accompanied = ""
+            self.gather(call, _NO_MORE)
 
     @contextlib.contextmanager
-    def settled(self) -> Iterator[None]:
+    def settled(self, call: str) -> Iterator[None]:
         """A context whose exchanges follow from what the processes have told each other just before: they send messages
         without a header, and the next header compares them, too.
         """
-        self._is_settled = True
-        try:
-            yield
-        finally:
-            self._is_settled = False
+        with self._held(call):
+            self._is_settled = True
+            try:
+                yield
+            finally:
+                self._is_settled = False
 
     @property
     def sends_short(self) -> bool:
@@ -342,12 +345,26 @@ class Agreement:
 
     @contextlib.contextmanager
     def _exclusive(self, call: str) -> Iterator[None]:
-        if self.broken or not self._lock.acquire(blocking=False):
+        if self.broken or self._is_others() or not self._lock.acquire(blocking=False):
             self._refuse(call)
         try:
             yield
         finally:
             self._lock.release()
+
+    def _is_others(self) -> bool:
+        """Whether another thread is in a call of several exchanges."""
+        return self._thread is not None and self._thread != threading.get_ident()
+
+    @contextlib.contextmanager
+    def _held(self, call: str) -> Iterator[None]:
+        """A context in which other threads make no calls, also not between the exchanges of this one."""
+        with self._exclusive(call):
+            self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
 
     def _refuse(self, call: str) -> NoReturn:
         if self.broken:

@@ -28,6 +28,7 @@ from shardtensor.errors import DistributedError, NotAddressableError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.identity import derived_identity, identity_of
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -146,6 +147,8 @@ def _devices_of(x: Any) -> Iterator[Device]:
         yield x
     elif isinstance(x, Mesh):
         yield from x.flat
+    elif isinstance(x, PartitionSpec):
+        yield from default_mesh().flat
     elif isinstance(sharding := getattr(x, "sharding", x), NamedSharding):
         yield from sharding.mesh.flat
 

@@ -75,12 +75,12 @@ class Call:
         """
         one = as_sharding(where, ndim, self.op.error_name)
         chains = one.spec.chains_of(ndim)
-        used = {a for chain in chains for a in chain} | set(one.spec.unreduced)
+        used = {a for chain in chains for a in chain} | one.spec.unreduced | one.spec.reduced
         for x, is_batched in zip(self.leaves, self.batched, strict=True):
             if is_batched and x.sharding.mesh == one.mesh:
                 kept = tuple([a for a in x.sharding.spec.chains_of(x.ndim)[0] if a not in used])
-                return one.with_spec(P(kept, *chains, unreduced=one.spec.unreduced))
-        return one.with_spec(P(None, *chains, unreduced=one.spec.unreduced))
+                return one.with_spec(one.spec.with_chains((kept, *chains)))
+        return one.with_spec(one.spec.with_chains(((), *chains)))
 
     def beside(self) -> NamedSharding:
         """Returns the layout of an array that a rule makes, of which the examples are where those of an operand are."""

@@ -251,7 +251,12 @@ def _split_over(recorded: Call) -> Any:
 def _assembled(recorded: Call) -> Any:
     spec = recorded.params["spec"]
     blocks = [recorded.whole(k) for k in range(len(recorded.leaves))]
-    return recorded.again(*blocks, spec=P(None, *spec.chains_of(recorded.ndim())))
+    return recorded.again(*blocks, spec=spec.with_chains(((), *spec.chains_of(recorded.ndim()))))
+
+
+def _partial_sums(recorded: Call) -> Any:
+    """The partial sums of all examples: those are along the first dimension, and the examples behind it."""
+    return call("copy", call("moveaxis", recorded.again(*recorded.operands), 1, 0))
 
 
 def _unsqueezed(recorded: Call) -> Any:
@@ -338,8 +343,9 @@ rows(
     diagonal=_two_axes,
     trace=_two_axes,
     spanned=_repeated,
+    partial_sums=_partial_sums,
     split_over=_split_over,
-    assemble=_assembled,
+    **each("assemble assemble_sums", _assembled),
     unsqueeze=_unsqueezed,
     with_halos=_with_halos,
     lines_applied=_along_lines,

@@ -12,7 +12,9 @@ from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, unbroadcast, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Refused, linear, rows, zero
 from shardtensor.functions.derivatives.of_lists import shards_of
+from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.value import Aval, reduced
 
@@ -104,6 +106,24 @@ def _along_grid(g: Any, recorded: Call) -> list[Any]:
     return cotangents
 
 
+def _of_the_sum(g: Any, recorded: Call) -> Any:
+    """Returns the cotangent of an unreduced tensor, which is that of each of its partial sums: a function of their sum
+    gives all of them the same one.
+    """
+    kind: Aval = recorded.kinds[0]
+    g, mesh = whole(g, recorded.results[0]), kind.sharding.mesh
+    if g.sharding != recorded.results[0].sharding:
+        g = call("reshard", g, recorded.results[0].sharding)
+    blocks = call("split_over", g, mesh.axis_names, drop=0)
+    pairs = [(blocks[group[0]], blocks[k]) for group in groups_along(mesh, kind.unreduced) for k in group[1:]]
+    call("check_equal", pairs, "grad: the cotangent of the partial sums of an array is that of their sum", "grad")
+    return call("assemble", blocks, mesh, P(*kind.sharding.spec.chains))
+
+
+def _pushed_partial_sums(tangents: Sequence[Any], recorded: Call) -> Any:
+    return call("partial_sums", call("reshard", tangents[0], recorded.kinds[0].sharding))
+
+
 rows(
     reshape=linear(_reshaped, partial_sums=True),
     expand_dims=linear(_reshaped, partial_sums=True),
@@ -127,7 +147,7 @@ rows(
     asarray=linear(_same, after_composition=True),
     full=linear(_total),
     full_like=linear(_total),
-    partial_sums=Refused("partial sums depend on the layout, and only their sum has a meaning"),
+    partial_sums=linear(_of_the_sum, pushed=_pushed_partial_sums),
     bitcast=Refused("bits are no numbers"),
     to_dlpack=Refused("the memory leaves the library"),
 )

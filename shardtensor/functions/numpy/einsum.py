@@ -27,7 +27,6 @@ from shardtensor.functions.standard.manipulation import expand_dims, permute_dim
 from shardtensor.functions.standard.statistical import sum as sum_over
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, with_mesh
-from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -104,7 +103,7 @@ def _where_made(sharding: Where, following: Sequence[Step]) -> NamedSharding | N
     if function is not permute_dims:
         return None
     chains = dict(zip(args[0], target.spec.chains_of(len(args[0])), strict=True))
-    return target.with_spec(P(*[chains[d] for d in range(len(chains))], unreduced=target.spec.unreduced))
+    return target.with_spec(target.spec.with_chains([chains[d] for d in range(len(chains))]))
 
 
 Step = tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...], dict[str, Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,30 +15,31 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import connected, described, note, notes_errors
 from shardtensor.communication.messages import send
 from shardtensor.communication.transfer import gather_across, is_one_in_all
-from shardtensor.core import call
+from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.host.units import counted
 from shardtensor.sequences import as_list
-from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.operands import sharded_dtype
-from shardtensor.tensor.pytree import map_with_prefix, replaced
+from shardtensor.tensor.pytree import children_of, flattened, leaves, map_with_prefix, replaced, spread
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, shard_arrays, tensor_of
 from shardtensor.tensor.value import aval
 
 DataCallback = Callable[[tuple[slice, ...]], npt.ArrayLike]
 
 
+@hinted
 @notes_errors
 def make_array_from_callback(
-    shape: Sequence[int], sharding: NamedSharding, data_callback: DataCallback, *, dtype: npt.DTypeLike | None = None
+    shape: Sequence[int], sharding: Where, data_callback: DataCallback, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:
     """Returns a tensor whose shards on the devices of this process a function computes.
 
     Args:
         shape: the shape of the tensor.
-        sharding: its sharding, of a mesh that may span processes.
+        sharding: its sharding, of a mesh that may span processes; a bare `P` is on the mesh in use.
         data_callback: returns ``array[index]`` of the whole array, as a host array. It is called once for each
             different index of this process's shards.
         dtype: the dtype; by default that of what the function returns, which needs a device of this process.
@@ -53,6 +54,7 @@ def make_array_from_callback(
     45
     """
     name, sizes = "make_array_from_callback", checked_shape(shape, "make_array_from_callback")
+    sharding = as_sharding(sharding, len(sizes), name)
     grid, parts = sharding.grid(sizes), dict[Any, HostArray]()
     for index in _here(grid).values():
         key = tuple([(s.start, s.stop) for s in index])
@@ -62,19 +64,29 @@ def make_array_from_callback(
     return _assembled(name, sizes, sharding, shards, None if dtype is None else np.dtype(dtype))
 
 
-@notes_errors
+@overload
 def make_array_from_process_local_data(
-    sharding: NamedSharding, local_data: npt.ArrayLike, global_shape: Sequence[int] | None = None
-) -> ShardedTensor:
+    sharding: Where, local_data: HostArray, global_shape: Sequence[int] | None = None
+) -> ShardedTensor: ...
+
+
+@overload
+def make_array_from_process_local_data(sharding: Any, local_data: Any, global_shape: Any = None) -> Any: ...
+
+
+@hinted
+@notes_errors
+def make_array_from_process_local_data(sharding: Any, local_data: Any, global_shape: Any = None) -> Any:
     """Returns a tensor of which each process has a part as a host array: the box of the shards of its devices.
 
     Args:
-        sharding: the sharding of the tensor, of a mesh that may span processes.
-        local_data: the part of this process. A dimension may also have its whole size, of which the devices take their
-            parts. Processes that hold the same elements have to give the same: they are not compared. Of a process
-            without a device of the sharding, only the dtype and the number of dimensions are used.
+        sharding: the sharding of the tensor, of a mesh that may span processes; a bare `P` is on the mesh in use.
+        local_data: the part of this process, or a pytree of parts, of each of which the result has a tensor; lists of
+            numbers are arrays. A dimension may also have its whole size, of which the devices take their parts.
+            Processes that hold the same elements have to give the same: they are not compared. Of a process without a
+            device of the sharding, only the dtype and the number of dimensions are used.
         global_shape: the shape of the tensor; by default, it follows from the sizes of all parts, which the processes
-            exchange.
+            exchange. Of a pytree, one for all parts or a prefix tree of shapes, as ``sharding`` may be of shardings.
 
     Raises:
         ArgumentError: all devices are in another process, and ``global_shape`` is not given.
@@ -86,7 +98,37 @@ def make_array_from_process_local_data(
     >>> st.distributed.make_array_from_process_local_data(sharding, np.arange(3)).tolist()
     [0, 1, 2]
     """
-    name, data = "make_array_from_process_local_data", np.asarray(local_data)
+    name = "make_array_from_process_local_data"
+    if not _is_tree(local_data):
+        return _from_part(name, sharding, local_data, global_shape)
+    shapes = iter(spread(_with_shapes_as_leaves(global_shape), local_data, f"{name}: global_shape", "local_data"))
+
+    def one(part: Any, where: Any) -> ShardedTensor:
+        return _from_part(name, where, part, next(shapes))
+
+    return replaced(local_data, map_with_prefix(one, local_data, sharding, name, "sharding", "local_data"))
+
+
+def _is_tree(x: Any) -> bool:
+    """Whether a part is a pytree of parts; a list of numbers is an array."""
+    numbers = isinstance(x, (list, tuple)) and not any(getattr(leaf, "ndim", 0) for leaf in leaves(x))
+    return not numbers and children_of(x) is not None
+
+
+def _with_shapes_as_leaves(tree: Any) -> Any:
+    """Returns a pytree of shapes, in which tuples and lists of sizes are arrays, and therefore leaves."""
+
+    def is_shape(x: Any) -> bool:
+        return isinstance(x, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in x)
+
+    found, structure = flattened(tree, is_shape, none_is_leaf=True)
+    return structure.unflatten([np.array(shape, np.int64) if is_shape(shape) else shape for shape in found])
+
+
+def _from_part(name: str, where: Any, part: Any, global_shape: Any) -> ShardedTensor:
+    """Returns the tensor of which each process has a part; see `make_array_from_process_local_data`."""
+    data = np.asarray(part)
+    sharding = as_sharding(where, data.ndim, name)
     sizes = _whole_shape(name, sharding, data.shape) if global_shape is None else checked_shape(global_shape, name)
     if len(sizes) != data.ndim:
         raise ShapeError(f"{name}: local_data has {counted(data.ndim, 'dimension')}, and global_shape {len(sizes)}")
@@ -106,10 +148,11 @@ def make_array_from_process_local_data(
     return _assembled(name, sizes, sharding, shards, data.dtype)
 
 
+@hinted
 @notes_errors
 def make_array_from_single_device_arrays(
     shape: Sequence[int],
-    sharding: NamedSharding,
+    sharding: Where,
     arrays: Sequence[ShardedTensor],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -118,14 +161,13 @@ def make_array_from_single_device_arrays(
 
     Args:
         shape: the shape of the tensor.
-        sharding: its sharding, of a mesh that may span processes.
+        sharding: its sharding, of a mesh that may span processes; a bare `P` is on the mesh in use.
         arrays: a tensor on each device of the sharding that this process owns, in any order.
-        dtype: the dtype of the arrays, which a process without such a device has to give.
+        dtype: the dtype that they have; a process without devices of the sharding has to give it.
 
     Raises:
-        ArgumentError: a device has no array, or several, or is not one of the sharding; or no dtype is given, and the
-            sharding has no device of this process.
-        ShapeError: an array does not have the shape of its shard.
+        ArgumentError: a device has no array, or several, or is not one of the sharding.
+        ShapeError: an array does not have the shape of its shard, or the dtype.
 
     >>> mesh = st.make_mesh((2,), ("x",))
     >>> rows = st.shard(np.arange(4), devices=mesh.local_devices)
@@ -134,6 +176,7 @@ def make_array_from_single_device_arrays(
     """
     name, sizes = "make_array_from_single_device_arrays", checked_shape(shape, "make_array_from_single_device_arrays")
     arrays = as_list(arrays, f"{name}: arrays")
+    sharding = as_sharding(sharding, len(sizes), name)
     grid, by_device = sharding.grid(sizes), dict[Device, ShardedTensor]()
     for array in arrays:
         if not isinstance(array, ShardedTensor) or array.sharding.mesh.size != 1:
@@ -151,17 +194,20 @@ def make_array_from_single_device_arrays(
     return _assembled(name, sizes, sharding, shards, None if dtype is None else np.dtype(dtype))
 
 
+@notes_errors
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Returns tensors of which each process has a part as a host array; see `make_array_from_process_local_data`.
 
     Args:
-        local_inputs: a pytree of host arrays.
+        local_inputs: a pytree of host arrays, in which tensors that span processes stay as they are.
         global_mesh: the mesh, which may span processes.
         pspecs: one spec for all arrays, or a prefix pytree of specs.
     """
 
     def one(array: Any, spec: PartitionSpec) -> ShardedTensor:
-        return make_array_from_process_local_data(NamedSharding(global_mesh, spec), array)
+        if isinstance(array, ShardedTensor) and not array.is_fully_addressable:
+            return array
+        return _from_part("host_local_array_to_global_array", NamedSharding(global_mesh, spec), array, None)
 
     tensors = map_with_prefix(one, local_inputs, pspecs, "host_local_array_to_global_array", "pspecs", "local_inputs")
     return replaced(local_inputs, tensors)
@@ -286,7 +332,7 @@ def _assembled(
         if not shards:
             raise ArgumentError(f"{caller}: no device of the sharding is in this process; give dtype")
         dtype = next(iter(shards.values())).dtype
-    value = aval(shape, sharded_dtype(dtype), as_sharding(sharding, len(shape), caller), True)
+    value = aval(shape, sharded_dtype(dtype), sharding, True)
     is_compared = len(processes_of(value.sharding.mesh.flat)) > 1
     number = note(f"{caller}({value.dtype}{list(shape)} {sharding.spec})") if is_compared else 0
     grid, arrays = value.grid, []

@@ -63,8 +63,16 @@ _Tree = TypeVar("_Tree")
 # -- pytrees ---------------------------------------------------------------------------------------
 
 
-def _put_leaves(
-    tree: Any, shardings: Any, caller: str, what: str, default: bool, donate: bool, may_alias: bool | None
+def put_leaves(
+    tree: Any,
+    shardings: Any,
+    caller: str,
+    what: str,
+    *,
+    of: str = "x",
+    default: bool = False,
+    donate: bool = False,
+    may_alias: bool | None = None,
 ) -> Any:
     """Returns a pytree with its arrays in the shardings of a prefix tree. None among its leaves stays None.
 
@@ -74,7 +82,8 @@ def _put_leaves(
         tree: the pytree.
         shardings: the prefix tree of shardings.
         caller: the function that errors name.
-        what: the name of its argument ``wanted``.
+        what: the name of its argument ``shardings``.
+        of: the name of the pytree in errors.
         default: whether host arrays that get no sharding are put on the default mesh; other leaves that get none are
             returned as they are.
         donate, may_alias: see `reshard`.
@@ -91,7 +100,7 @@ def _put_leaves(
             transfer_to, array, target, caller, committed=committed, donate=donate, may_alias=may_alias
         )
 
-    puts = map_with_prefix(checked, tree, shardings, caller, what, "x")
+    puts = map_with_prefix(checked, tree, shardings, caller, what, of)
     return replaced(tree, [put() for put in puts])
 
 
@@ -146,7 +155,7 @@ def _reshard(x: Any, sharding: Any, donate: bool, may_alias: bool | None) -> Any
     if donate:
         check_donated(x, "reshard")
     if _is_tree(x):
-        return _put_leaves(x, sharding, "reshard", "sharding", False, donate, may_alias)
+        return put_leaves(x, sharding, "reshard", "sharding", donate=donate, may_alias=may_alias)
     if x is None:
         raise no_array("reshard")
     x = as_operand(x, "reshard")
@@ -414,7 +423,7 @@ def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: b
     if donate:
         check_donated(x, "device_put")
     if _is_tree(x):
-        return _put_leaves(x, device, "device_put", "device", True, donate, may_alias)
+        return put_leaves(x, device, "device_put", "device", default=True, donate=donate, may_alias=may_alias)
     if isinstance(x, ShardedTensor) and device is None:
         return x
     array = x if isinstance(x, ShardedTensor) else host_array(x, "device_put")
@@ -470,7 +479,7 @@ def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(copy, "infer")
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
-    if type(x._storage) is not OffloadedElements:
+    if type(x._storage) is not OffloadedElements and not x._aval.unreduced:  # Partial sums are shared as they are.
         transfer.announce_reading(x)
     result = without_elements(x._aval)
     return result if x._is_scalar else mark_array(result)

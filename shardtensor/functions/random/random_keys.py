@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from shardtensor.core import bind, declared
+from shardtensor.core import bind, declared, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.host import philox
@@ -183,6 +183,7 @@ def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
     return [Key(seed, stream) for seed, stream, *_ in words.tolist()]
 
 
+@hinted
 def key(seed: int) -> Key:
     """Returns the key of a seed.
 

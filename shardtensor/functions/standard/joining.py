@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import composition, implements, operator
+from shardtensor.core import call, composition, implements, operator
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.building.data_movement import DataMovement
 from shardtensor.functions.standard.manipulation import layout_of, reshape
@@ -24,8 +24,9 @@ from shardtensor.sharding.rules import normalize_axis, parse, propagate
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P, PartitionSpec
 from shardtensor.tensor.operands import HostAval, shape_of
-from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
-from shardtensor.tensor.value import Aval, memory_kind
+from shardtensor.tensor.partial_sum_storage import PartialSums
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, aval, common_reduced, memory_kind
 
 _DERIVATIVES = "of_movement"
 
@@ -261,8 +262,8 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     chains = list(propagate(rule, [inner] * len(operands), layouts, weights, mesh.shape, combines=False).result)
     if new:
         chains.insert(along, ())
-    memory = memory_kind([x for x in operands if isinstance(x, Aval)])
-    return NamedSharding(mesh, P(*chains), memory_kind=memory)
+    tensors = [x for x in operands if isinstance(x, Aval)]
+    return NamedSharding(mesh, P(*chains, reduced=common_reduced(tensors, mesh)), memory_kind=memory_kind(tensors))
 
 
 @operator(variadic=True, tags=("internal",))
@@ -297,14 +298,13 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
     sharding = NamedSharding(mesh, spec)
     counts = [tuple(mesh.shape[name] for name in chain) for chain in chains]
     parts = sharding.grid((0,) * ndim).parts.tolist()
-    sizes: list[dict[int, int]] = [{} for _ in chains]
+    firsts: list[dict[int, Operand]] = [{} for _ in chains]  # For each dimension the first block at each position.
     for x, part in zip(operands, parts, strict=True):
         for d, p in enumerate(part):
-            if x.ndim != ndim or sizes[d].setdefault(p, x.shape[d]) != x.shape[d]:
-                raise ShapeError(
-                    f"blocks of shapes {operands[0].shape} and {x.shape} do not fit together along axis {d}"
-                )
-    begins = [np.cumsum([0, *[s[p] for p in sorted(s)]]).tolist() for s in sizes]
+            first = firsts[d].setdefault(p, x) if x.ndim == ndim else operands[0]
+            if x.ndim != ndim or first.shape[d] != x.shape[d]:
+                raise ShapeError(f"blocks of shapes {first.shape} and {x.shape} do not fit together along axis {d}")
+    begins = [np.cumsum([0, *[at[p].shape[d] for p in sorted(at)]]).tolist() for d, at in enumerate(firsts)]
     shape = tuple([b[-1] for b in begins])
     fresh: dict[tuple[int, ...], Region] = {}
     for i, (x, part) in enumerate(zip(operands, parts, strict=True)):
@@ -320,3 +320,19 @@ def _assemble(operands: Sequence[Operand], _: Mesh, *, mesh: Mesh, spec: Partiti
     by_rule = all(np.array_equal(b, offsets(n, c)) for b, n, c in zip(begins, shape, counts, strict=True))
     as_pieces = (lambda array: array) if by_rule and _are_shards(operands, sharding) else None
     return DataMovement(shape, sharding, tuple(fresh.values()), whole, copies=True, explicit=True, as_pieces=as_pieces)
+
+
+@operator(variadic=True, tags=("internal",))
+def assemble_sums(blocks: Sequence[ArrayLike], /, mesh: Mesh, spec: PartitionSpec) -> ShardedTensor:
+    """Assembles an unreduced tensor with the sharding ``NamedSharding(mesh, spec)`` from one block for each device, the
+    partial sums; see `assemble`.
+    """
+
+
+@implements(assemble_sums, "algorithm", "infer")
+def _assemble_sums(*arguments: Any) -> ShardedTensor:
+    *blocks, mesh, spec = arguments
+    axes = tuple([axis for axis in mesh.axis_names if axis in spec.unreduced])
+    items = [call("unsqueeze", block, 0) for block in blocks]
+    parts = assemble(items, mesh, P(axes, *spec.chains))
+    return tensor(aval(parts.shape[1:], parts.dtype, NamedSharding(mesh, spec), True), PartialSums(parts))

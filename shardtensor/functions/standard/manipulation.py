@@ -31,7 +31,6 @@ from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sh
 from shardtensor.sharding.mesh import Mesh, integers
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec, reshape_groups, reshaped_chains, reshaped_strides
 from shardtensor.tensor.operands import HostAval, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -372,7 +371,9 @@ def _reshape(operands: Sequence[Operand], mesh: Mesh, *, shape: Any, copy: bool 
     old, new = x.shape, _whole_size(shape, math.prod(x.shape))
     sharding = layout_of(x, mesh)
     chains = sharding.spec.chains_of(len(old))
-    target, result = [sharding.with_spec(P(*parts)) for parts in reshaped_chains(old, new, chains)]
+    target, result = [
+        sharding.with_spec(sharding.spec.with_chains(parts)) for parts in reshaped_chains(old, new, chains)
+    ]
     groups = reshape_groups(old, new)
     merged = identity(tuple([math.prod(old[d] for d in left) for left, _ in groups]))
     # Only the first dimension of a group is sharded, so that its elements are moved as if it were one dimension.

@@ -184,4 +184,12 @@ _RULES: dict[str, _Rule] = {
     "pbroadcast": _Rule(_broadcast, is_same=True),
 }
 """The rules of the collectives, whose names are those of the package above."""
-special(**dict.fromkeys(_RULES, _called))
+
+
+def _cast(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> Any:
+    """Returns the result of `pcast`; examples need no declaration."""
+    rest = tuple([name for name in names_of(params["axis_name"]) if name != batcher.axis_name])
+    return _of_each(batcher, op, operands[0], params | {"axis_name": rest}) if rest else operands[0]
+
+
+special(pcast=_cast, **dict.fromkeys(_RULES, _called))

@@ -10,7 +10,7 @@ import numpy as np
 
 import shardtensor.interpreters.batching.batched_collectives
 import shardtensor.interpreters.batching.batched_loops  # noqa: F401 - both extend the batcher
-from shardtensor.core import call, interpreting
+from shardtensor.core import call, hinted, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.random.random_keys import Key, KeyBatch
 from shardtensor.host.units import counted
@@ -22,6 +22,7 @@ from shardtensor.tensor.pytree import leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import ShardedTensor
 
 
+@hinted
 def vmap(
     fun: Callable[..., Any],
     in_axes: Any = 0,

@@ -32,7 +32,7 @@ from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, of_cotangent, reduced
 
 
 class Step(Call):
@@ -220,7 +220,7 @@ def _set_targets(steps: Sequence[Step], uses: dict[int, int], inputs: Sequence[t
         for step in steps:
             step.targets = [PLAIN] * len(step.inputs)
         return
-    layouts: dict[int, Any] = {n: kind.sharding for n, kind in inputs if isinstance(kind, Aval)}
+    layouts: dict[int, Any] = {n: of_cotangent(kind) for n, kind in inputs if isinstance(kind, Aval)}
     for step in steps:
         number = step.inputs[0] if step.inputs else None
         moves = "same elements" in step.op.tags and step.derivative.takes_partial_sums  # Functions of the user do not.
@@ -323,14 +323,15 @@ def _in_layout(g: Any, kind: Any) -> Any:
 
 
 def gradient(contributions: list[Any], kind: Any, *, own: bool = True, left: LeftSums | None = None) -> Any:
-    """Returns the gradient of an argument, from its contributions: in the argument's layout, and, if ``own``, a tensor
-    of its own. That of a Python number is replicated.
+    """Returns the gradient of an argument, from its contributions: in the layout that the argument's gives gradients,
+    and, if ``own``, a tensor of its own. That of a Python number is replicated.
     """
     g = cast_to(whole(added(contributions, kind), kind), kind)
     if not isinstance(kind, Aval):
         return reduced_sum(g, kind)
-    if left is not None and is_unreduced(g):
-        return left.taken(g, reduced(kind).sharding, kind.committed)
-    if not own and g.sharding == reduced(kind).sharding:
+    target = of_cotangent(kind)
+    if left is not None and is_unreduced(g) and not target.spec.unreduced:
+        return left.taken(g, target, kind.committed)
+    if not own and g.sharding == target:
         return g
-    return call("transfer_to", g, reduced(kind).sharding, "grad", committed=kind.committed)
+    return call("transfer_to", g, target, "grad", committed=kind.committed)

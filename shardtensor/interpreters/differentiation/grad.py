@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, innermost, interpreted_by
+from shardtensor.core import call, hinted, innermost, interpreted_by
 from shardtensor.custom_derivatives import is_zero
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
@@ -23,7 +23,7 @@ from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import reduced
+from shardtensor.tensor.value import of_cotangent, reduced
 
 
 def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
@@ -175,6 +175,7 @@ def grad(
     return computed
 
 
+@hinted
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Returns the value of a function and the function that multiplies cotangents by its Jacobian.
 
@@ -223,7 +224,7 @@ def _checked_tangents(caller: str, what: str, tangents: Any, of: str, tree: Any)
         if g.dtype.kind == "c" and dtype.kind != "c":
             raise ArgumentTypeError(f"{caller}: {path} has dtype {g.dtype}; wanted that of {of}, {dtype}")
         if type(y) is ShardedTensor and (type(g) is not ShardedTensor or g.sharding.mesh != y.sharding.mesh):
-            g = call("reshard", g, reduced(y._aval).sharding)
+            g = call("reshard", g, of_cotangent(y._aval))
         g = g if type(g) is ShardedTensor else call("asarray", g)
         flat.append(g if g.dtype == dtype else call("astype", g, dtype))
     return flat

@@ -18,7 +18,7 @@ from shardtensor.interpreters.differentiation.taped_values import kind_of, numbe
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
-from shardtensor.tensor.value import reduced
+from shardtensor.tensor.value import of_cotangent, reduced
 
 
 class Run:
@@ -174,8 +174,11 @@ def or_zeros(g: Any, kind: Any) -> Any:
         return g
     if not hasattr(kind, "sharding"):
         return call("zeros", (), dtype=np.asarray(kind).dtype)
+    sharding = of_cotangent(kind)
     zeros = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
-    return zeros if kind.committed else call("transfer_to", zeros, reduced(kind).sharding, "grad", committed=False)
+    if kind.committed and zeros.sharding == sharding:
+        return zeros
+    return call("transfer_to", zeros, sharding, "grad", committed=kind.committed)
 
 
 def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) -> Any:

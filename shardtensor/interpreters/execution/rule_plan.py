@@ -27,7 +27,7 @@ from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor, tensor_of
-from shardtensor.tensor.value import Aval, aval, memory_kind, spans_hosts
+from shardtensor.tensor.value import Aval, aval, common_reduced, memory_kind, spans_hosts
 
 
 def rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: Where | None) -> Plan:
@@ -135,10 +135,11 @@ def _layouts(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: W
         else None
         for k, chains in zip(kinds, propagated.operands, strict=True)
     ]
-    sharding = NamedSharding(mesh, P(*propagated.result), memory_kind=memory)
+    reduced = common_reduced(tensors, mesh)
+    sharding = NamedSharding(mesh, P(*propagated.result, reduced=reduced), memory_kind=memory)
     shape = propagated.shape if shape is None else shape
     value = aval(shape, result_dtype(op, kinds, params), sharding, committed)
-    kept = target = aval(shape, value.dtype, sharding.with_spec(P(*propagated.kept)), committed)
+    kept = target = aval(shape, value.dtype, sharding.with_spec(P(*propagated.kept, reduced=reduced)), committed)
     partial_axes = propagated.partial_axes if op.combine else ()
     if layout is not None and partial_axes:
         from shardtensor.interpreters.execution.placed_results import placed_result  # Few programs choose layouts.

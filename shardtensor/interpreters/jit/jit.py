@@ -15,6 +15,7 @@ import numpy as np
 from shardtensor.core import call, hinted, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.functions.random.random_keys import Key, SymbolicKey, key_of
+from shardtensor.hints import explains_attributes
 from shardtensor.host import fork
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.interpreters.jit.arguments import (
@@ -50,17 +51,20 @@ _disabled: ContextVar[bool] = ContextVar("shardtensor_jit_disabled", default=Fal
 
 
 @contextlib.contextmanager
-def disable_jit() -> Iterator[None]:
+def disable_jit(disable: bool = True) -> Iterator[None]:
     """Runs functions that `jit` returned as they are, without tracing, while the ``with`` block runs in this thread.
 
     In them, every operator is executed when it is called, so that a debugger, ``print`` and ``float`` see elements.
+
+    Args:
+        disable: False traces functions in the block, also where it is in another one.
 
     >>> halved = st.jit(lambda x: x / 2 if float(x.sum()) > 1 else x)
     >>> with st.disable_jit():
     ...     halved(st.arange(3)).tolist()
     [0.0, 0.5, 1.0]
     """
-    token = _disabled.set(True)
+    token = _disabled.set(bool(disable))
     try:
         yield
     finally:
@@ -85,6 +89,7 @@ class _Cache:
         self.lock = fork.lock()
 
 
+@explains_attributes
 class JitFunction(Generic[Arguments, Result]):
     """A function that is traced and then run as a program; `jit` returns it."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
 from shardtensor.core import ABOVE
 from shardtensor.errors import ArgumentError
+from shardtensor.hints import explains_attributes
 from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.c.c_source import c_source
 from shardtensor.interpreters.jit.c.compiler import vectorized_functions
@@ -73,6 +74,7 @@ class Cost:
         return ABOVE["text_html"](str(self))  # type: ignore[no-any-return]
 
 
+@explains_attributes
 class Lowered:
     """A traced function that does not run yet; ``jit(f).lower(*args)`` returns it.
 
@@ -188,6 +190,7 @@ class Lowered:
         return Compiled(self._executable, self._units_of)
 
 
+@explains_attributes
 class Compiled:
     """A program that runs for arguments of the types for which it was lowered; ``lowered.compile()`` returns it."""
 

@@ -327,7 +327,8 @@ def aval_of_view(
     base: Aval, chains: tuple[Chain, ...], shape: Shape, part: Part, unreduced: frozenset[str] = frozenset()
 ) -> Aval:
     """Returns the aval of a view of a base."""
-    sharding: NamedSharding = base.sharding.with_spec(P(*chains, unreduced=unreduced))
+    spec = P(*chains, unreduced=unreduced, reduced=base.sharding.spec.reduced)
+    sharding: NamedSharding = base.sharding.with_spec(spec)
     return aval(shape, part_dtype(base.dtype, part), sharding, base.committed)
 
 

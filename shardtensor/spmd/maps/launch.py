@@ -26,6 +26,7 @@ from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.on_device import DeviceInterpreter, on_submesh
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.spmd.manual_types import WithSpecs
 from shardtensor.spmd.scheduling.device_context import DeviceBlock, DeviceContext, block_of, modes_of
 from shardtensor.spmd.scheduling.mapped_program import ExecutionContext, Failed, Program, around
 from shardtensor.spmd.scheduling.scheduler import run
@@ -198,7 +199,12 @@ class _Map:
     places: _Places = field(init=False)
     modes: dict[Backend, Callable[[], None]] = field(init=False)
 
+    specs: Sequence[Any] | None = None
+
     def __post_init__(self) -> None:
+        fn = self.fn
+        if type(fn) is WithSpecs:  # No interpreter changes its arguments.
+            self.fn, self.specs = fn.func, fn.specs
         for name in self.names:
             program = around()
             if program and name in program.run.axes:
@@ -240,6 +246,8 @@ class _Map:
         i, thread = program.number, program.thread
         here = self.places.interpreters[i]
         arguments, program.lent = self.rows[i]
+        if self.specs is not None:
+            program.arguments = self.specs, arguments
         self.rows[i] = None
         program.devices = self.submeshes[i].flat
         # Neither has to be restored, since the program has a context of its own.
@@ -429,6 +437,8 @@ def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, lent: lis
 def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpreter, program: Program) -> Any:
     """Runs one call of a mapped function on tensors without elements, and returns its result."""
     submesh = called.submeshes[i]
+    if called.specs is not None:
+        program.arguments = called.specs, arguments
     program.devices = submesh.flat
     program.communicator = AbstractCommunicator
     settle_on(called.owned[i])

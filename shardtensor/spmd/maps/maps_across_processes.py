@@ -199,7 +199,7 @@ def _executed(rows: Sequence[Any], pending: Sequence[Rendezvous]) -> list[tuple[
             devices = _devices_of(run, n)
             contributions.append(here or (devices, [_decoded(x, devices) for x in kinds[k]], ()))
         all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
-        with job.settled() if all_know else job.accompanied(call):
+        with job.settled(call) if all_know else job.accompanied(call):
             outputs = like.call.work(contributions)
         if mine is not None:
             results.append((mine, outputs))

@@ -21,7 +21,7 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.placement.shard_lists import split_over
 from shardtensor.functions.placement.transfers import ensure_sharding, transfer_to
-from shardtensor.functions.standard.joining import assemble
+from shardtensor.functions.standard.joining import assemble, assemble_sums
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, submeshes_along
@@ -123,7 +123,7 @@ def joined_leaf(
         inner = first.sharding.spec
         blocks = [ensure_sharding(b, NamedSharding(b.sharding.mesh, inner), caller) for b in blocks]
         pairs = zip(spec.chains_of(first.ndim), inner.chains_of(first.ndim), strict=True)
-        spec = P(*[outer + within for outer, within in pairs])
+        spec = spec.with_chains([outer + within for outer, within in pairs])
         held = {
             k: x
             for b, (group, _) in zip(blocks, submeshes, strict=True)
@@ -131,7 +131,7 @@ def joined_leaf(
         }
         blocks = [held[k] for k in range(mesh.size)]
     try:
-        return assemble(blocks, mesh, spec)
+        return (assemble_sums if spec.unreduced else assemble)(blocks, mesh, spec)
     except ShapeError as error:
         there = {block.shape: block.device for block in reversed(blocks)}
         listing = ", ".join([f"{shape} on {device}" for shape, device in reversed(list(there.items())[-4:])])
@@ -203,7 +203,7 @@ def check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], /, declare
     """
 
 
-for _function in (assemble, check_equal):
+for _function in (assemble, assemble_sums, check_equal):
     implements(_function, "derivative")(DERIVATIVES)
 implements(check_equal, "batching")(BATCHING)
 
@@ -253,7 +253,8 @@ def _elements_of(array: np.ndarray) -> Any:
 
 
 def _named(spec: PartitionSpec) -> set[str]:
-    return {axis for chain in spec.chains for axis in chain}
+    """Returns the axes along which results may differ."""
+    return {axis for axis in spec.axes if axis not in spec.reduced}
 
 
 @functools.lru_cache(1024)

@@ -351,7 +351,10 @@ class _Pmap:
             axes = spread(entry, argument, f"pmap: in_axes[{i}]", f"argument {i}")
             for leaf, axis, path in zip(leaves(argument), axes, paths(argument, f"argument {i}"), strict=True):
                 _check_axis(axis, f"in_axes[{i}]")
-                array = leaf if axis is None else argument_array(leaf, f"pmap: {path}", "None for it in in_axes")
+                advice = "None for it in in_axes"
+                if isinstance(leaf, str):
+                    advice += f", or axis_name={leaf!r} if it is the name of the axis"
+                array = leaf if axis is None else argument_array(leaf, f"pmap: {path}", advice)
                 if axis is not None:
                     if not array.ndim:
                         raise _no_axis_to_map(path, axis, i, positional)

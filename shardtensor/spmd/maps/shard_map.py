@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
+from shardtensor.functions.placement.partial_sum_operators import partial_sums
 from shardtensor.functions.placement.shard_lists import split_over
 from shardtensor.functions.placement.transfers import ensure_sharding
 from shardtensor.hints import similar
@@ -16,9 +17,11 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, mesh_in_use, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
+from shardtensor.spmd.manual_types import WithSpecs
 from shardtensor.spmd.maps.launch import MappedArgument, Unmapped, argument_array, map_shards
 from shardtensor.spmd.maps.outputs import joined, same_forms
 from shardtensor.spmd.scheduling.mapped_program import around
+from shardtensor.tensor.array_type import typeof
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -59,6 +62,7 @@ def shard_map(
     in_specs: Any = _OWN,
     axis_names: Sequence[str] | set[str] | frozenset[str] | None = None,
     check_vma: bool = True,
+    strict_specs: bool = False,
 ) -> Any:
     """Returns a function that calls ``f`` for every device of a mesh, concurrently, with the device's blocks of the
     arguments.
@@ -108,7 +112,13 @@ def shard_map(
     """
     if f is None:
         return functools.partial(
-            shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axis_names, check_vma=check_vma
+            shard_map,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=axis_names,
+            check_vma=check_vma,
+            strict_specs=strict_specs,
         )
     if not callable(f):
         raise ArgumentTypeError(f"shard_map: f is {type_text(f)}; wanted a function")
@@ -122,7 +132,7 @@ def shard_map(
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
         here, over = _mesh_here(mesh or default_mesh(), names, mesh is not None)
-        return _run(f, args, here, over, in_specs, out_specs, check_vma, mesh is not None)
+        return _run(f, args, here, over, in_specs, out_specs, check_vma, strict_specs, mesh is not None)
 
     return mapped
 
@@ -144,6 +154,7 @@ def _run(
     in_specs: Any,
     out_specs: Any,
     check: bool,
+    strict: bool,
     is_given: bool,
 ) -> Any:
     own = in_specs is _OWN
@@ -151,17 +162,22 @@ def _run(
         for spec in leaves(specs):
             _check_axes(spec, mesh, over, what, is_given)
     prefix = [None] * len(args) if own else _prefix(in_specs, args)
-    columns = []
+    columns, rows = [], []
     for i, (argument, spec) in enumerate(zip(args, prefix, strict=True)):
         what = f"argument {i}"
         specs = (
             _own_specs(argument, mesh, over, what) if own else spread(spec, argument, f"shard_map: in_specs[{i}]", what)
         )
-        columns.append(_column(argument, specs, mesh, over, what))
+        columns.append(_column(argument, specs, mesh, over, what, strict))
+        rows.append(specs)
     rest = tuple([name for name in mesh.axis_names if name not in over])
     submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
     order = [name for name in mesh.axis_names if name in over]
-    results = map_shards(columns, f, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order])
+    function = WithSpecs(f)
+    function.specs = rows
+    results = map_shards(
+        columns, function, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order]
+    )
 
     same_forms(results, "shard_map")
 
@@ -184,17 +200,20 @@ def _own_specs(argument: Any, mesh: Mesh, over: Chain, what: str) -> list[Partit
                 f"shard_map: {path} is split over axis {missing[0]!r} of {leaf.sharding.mesh!r}, and the map is over "
                 f"{mesh!r}; give in_specs, or mesh=, or reshard it first"
             )
-        specs.append(P(*[tuple([axis for axis in chain if axis in over]) for chain in chains]))
+        mapped = [tuple([axis for axis in chain if axis in over]) for chain in chains]
+        spec = leaf.sharding.spec
+        specs.append(P(*mapped, unreduced=spec.unreduced.intersection(over), reduced=spec.reduced.intersection(over)))
     return specs
 
 
-def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str) -> MappedArgument:
+def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str, strict: bool) -> MappedArgument:
     """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
     rows: list[list[ShardedTensor] | None] = []
     values = leaves(argument)
     for leaf, spec, path in zip(values, specs, paths(argument, what), strict=True):
-        whole = spec is None or (type(leaf) in SCALARS and not spec.chains)  # Python scalars stay weakly typed.
-        rows.append(None if whole else _blocks(leaf, spec, mesh, over, path))
+        # Python scalars stay weakly typed.
+        whole = spec is None or (type(leaf) in SCALARS and not spec.chains and not spec.unreduced)
+        rows.append(None if whole else _blocks(leaf, spec, mesh, over, path, strict))
     count = max([len(row) for row in rows if row is not None], default=0)
     same = [() if spec is None else (leaf,) for leaf, spec in zip(values, specs, strict=True)]
     if not count:
@@ -205,7 +224,7 @@ def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: 
     return MappedArgument([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
 
 
-def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) -> list[ShardedTensor]:
+def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str, strict: bool) -> list[ShardedTensor]:
     array = argument_array(leaf, f"shard_map: {path}", "None in in_specs to pass it unchanged")
     if len(spec) > array.ndim:
         raise ShapeError(
@@ -215,8 +234,16 @@ def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) 
         # The split along unmapped axes is kept.
         own = array.sharding.spec.chains_of(array.ndim)
         kept = [[axis for axis in chain if axis not in over] for chain in own]
-        spec = P(*[(*chain, *rest) for chain, rest in zip(spec.chains_of(array.ndim), kept, strict=True)])
-    return split_over(ensure_sharding(array, _sharding(mesh, spec), "shard_map"), over)
+        chains = zip(spec.chains_of(array.ndim), kept, strict=True)
+        spec = spec.with_chains([(*chain, *rest) for chain, rest in chains])
+    sharding = _sharding(mesh, spec)
+    if strict and isinstance(array, ShardedTensor) and not array.sharding.is_equivalent_to(sharding, array.ndim):
+        raise ShardingError(
+            f"shard_map: {path} is in the layout {typeof(array)}, and in_specs has {spec}, with strict_specs=True; "
+            "st.reshard transfers it, and without in_specs each argument keeps its layout"
+        )
+    placed = ensure_sharding(array, sharding, "shard_map")
+    return split_over(partial_sums(placed), over, drop=0) if spec.unreduced else split_over(placed, over)
 
 
 _sharding = functools.lru_cache(1024)(NamedSharding)
@@ -272,11 +299,6 @@ def _check_specs(specs: Any, what: str, nothing: str) -> None:
                 f"shard_map: {what} has {type_text(spec)} in it, {spec!r:.60}; wanted P, such as P('x', None), "
                 f"or None for {nothing}"
             )
-        if spec is not None and spec.unreduced:
-            raise ShardingError(
-                f"shard_map: {what} has {spec}; blocks cannot be partial sums: add them in the function by st.psum or "
-                "st.psum_scatter"
-            )
 
 
 def _axes_of(mesh: Mesh, is_given: bool) -> str:
@@ -290,7 +312,7 @@ def _axes_of(mesh: Mesh, is_given: bool) -> str:
 
 @functools.lru_cache(1024)
 def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str, is_given: bool) -> None:
-    for axis in (axis for chain in (spec.chains if spec else ()) for axis in chain):
+    for axis in () if spec is None else spec.axes:
         if axis not in over:
             why = f"the map is over {over}" if axis in mesh.shape else _axes_of(mesh, is_given)
             raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}{similar(axis, over)}")

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from shardtensor.spmd.maps.map_types import Anything, Array, Unknown
     from shardtensor.tensor.tensor import ShardedTensor
 
+_AS_JAX = (
+    "where jax.smap(f, in_axes=0, out_axes=0, axis_name='x') returns a function, st.smap(f, x, axes=0, out_axes=0, "
+    "axis_name='x') maps at once, and st.shard_map(f, in_specs=st.P('x'), out_specs=st.P('x'), axis_names={'x'}) "
+    "returns one that maps over an axis of the mesh in use"
+)
+"""What to write in place of a call of `jax.smap`."""
+
 Entry = tuple["int | None", ...]
 """For each grid axis the array axis that it splits, or None."""
 
@@ -56,7 +63,7 @@ def smap(fn: Callable[..., Anything], *args: Any, axes: Any = 0, **kwargs: Any) 
 
 @hinted
 def smap(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | None = None,
     *args: Any,
     axes: Any = 0,
     out_axes: Any = None,
@@ -66,9 +73,14 @@ def smap(
 ) -> Any:
     """Splits the arguments, calls ``fn`` with the parts concurrently, and joins the results to one sharded tensor.
 
+    This is not `jax.smap`, which returns a mapped function: ``jax.smap(f, in_axes=0, out_axes=0, axis_name="x")(a)``
+    is ``st.smap(f, a, axes=0, out_axes=0, axis_name="x")``, or, over an axis of the mesh in use,
+    ``st.shard_map(f, in_specs=st.P("x"), out_specs=st.P("x"), axis_names={"x"})(a)``.
+
     ===============================  ===================================================================================
     `jax.smap`                       here
     ===============================  ===================================================================================
+    returns a function               maps at once
     requires a current mesh, and     uses all devices, or ``devices=``, and splits by itself; sizes may be uneven
     sizes divisible by it
     maps one mesh axis               maps an axis of each argument, or a tuple of axes over a grid of devices
@@ -98,7 +110,8 @@ def smap(
 
     Raises:
         ArgumentError: the entries do not match the arguments, no argument is split, or tuples have different lengths.
-        ArgumentTypeError: ``fn`` is not a function; ``axes`` is of the wrong type; a result is not an array.
+        ArgumentTypeError: ``fn`` is not a function, or ``in_axes`` of `jax.smap` is given; ``axes`` is of the wrong
+            type; a result is not an array.
         AxisError: an argument has no such axis.
         ShapeError: arguments that are split over one grid axis differ in size; a result has no such axis, or does not
             fit the others.
@@ -110,6 +123,9 @@ def smap(
     >>> st.smap(lambda x, y: x * y, x, y, axes=[2, 0]).shape
     (2, 3, 8)
     """
+    if fn is None or "in_axes" in kwargs:
+        problem = "missing the argument fn" if fn is None else "in_axes is an argument of jax.smap"
+        raise ArgumentTypeError(f"smap: {problem}; {_AS_JAX}")
     if not callable(fn):
         raise ArgumentTypeError(f"smap: fn is {type_text(fn)}; wanted a function")
     entries, rank = _entries(args, axes)
@@ -193,7 +209,7 @@ def _spec(entry: Entry, ndim: int, mesh: Mesh) -> PartitionSpec:
 def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
     """Returns one entry for each argument, and the rank of the grid."""
     if not args:
-        raise ArgumentError("smap: there is no argument to split; give at least one array")
+        raise ArgumentError(f"smap: there is no argument to split; give at least one array: {_AS_JAX}")
     if axes is None or isinstance(axes, int):
         axes = [axes] * len(args)
     if not isinstance(axes, (list, tuple)):

@@ -144,29 +144,32 @@ class Failed(Exception):
         self.error = error
 
 
-_current: contextvars.ContextVar[Program | None] = contextvars.ContextVar("shardtensor_program", default=None)
+CURRENT: contextvars.ContextVar[Program | None] = contextvars.ContextVar("shardtensor_program", default=None)
+"""The program of the context. Where a call of `current` would take too long, it is read here, as an attribute of the
+module, since `leave_maps` replaces it.
+"""
 
 
 def current() -> Program | None:
     """Returns the program in whose context this is called; None outside of mapped functions."""
-    return _current.get()
+    return CURRENT.get()
 
 
 def around() -> Program | None:
     """Returns the program that encloses a map called here; None outside of mapped functions, and in a thread that has
     only a copy of a program's context.
     """
-    program = _current.get()
+    program = CURRENT.get()
     return program if program is not None and program.is_running() else None
 
 
 def leave_maps(scheduler: SchedulerProtocol) -> None:
     """Leaves all maps, in all contexts, if this is called in a program of the scheduler."""
-    global _current
-    program = _current.get()
+    global CURRENT
+    program = CURRENT.get()
     # The scheduler deletes the attribute at the end of the map.
     if program is not None and getattr(program.run, "scheduler", None) is scheduler:
-        _current = contextvars.ContextVar(_current.name, default=None)
+        CURRENT = contextvars.ContextVar(CURRENT.name, default=None)
 
 
 class Assistant(Protocol):
@@ -284,6 +287,8 @@ class Program:
         devices: its devices.
         execution_context: the state of the thread that it needs, suspended together with it; None if it needs none.
         lent: the arrays of tensors that it received as arguments.
+        arguments: the specs of the leaves of its arguments, if they are blocks, and the arguments.
+        noted: the types of arrays, by identity (see `shardtensor.spmd.manual_types`).
         communicator: the class of the communicators of its collectives.
         positions: cached axis positions, by axis names.
         thread: the thread in which it runs.
@@ -298,6 +303,7 @@ class Program:
     devices: tuple[Device, ...] = ()
     execution_context: ExecutionContext | None = None
     lent: Sequence[Lent] = ()
+    arguments: tuple[Sequence[Any], Sequence[Any]] = ((), ())
     communicator: Any = ArrayCommunicator
     suspended: greenlet
     pending: Rendezvous | MapRun | None = None
@@ -315,10 +321,11 @@ class Program:
         self.number = len(run.tasks) - run.unstarted
         self.thread = thread
         self.positions: dict[Any, Any] = {}
+        self.noted: dict[int, Any] = {}
         run.unstarted -= 1
         run.live[self.number] = self
         thread.current().gr_context = run.context.copy()
-        _current.set(self)
+        CURRENT.set(self)
 
     def __str__(self) -> str:
         return self.run.labels[self.number]

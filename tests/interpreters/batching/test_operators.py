@@ -113,7 +113,7 @@ STEPS = NEVER_BATCHED | {
     # Steps of algorithms, and of writes, of which operators that are called for all examples consist.
     "add_partials", "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "fft_added",
     "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_real_columns", "fft_rotated", "fft_to_real",
-    "fft_transposed", "fft_unpacked", "lines_copied", "partial_sums", "put", "tall_qr", "tall_r", "view", "with_windows",
+    "fft_transposed", "fft_unpacked", "lines_copied", "put", "tall_qr", "tall_r", "view", "with_windows",
 }  # fmt: skip
 
 

@@ -268,9 +268,9 @@ DISCRETE: dict[str, Callable[[Any], Any]] = {
 
 ELSEWHERE = """
     associative_scan cond fori_loop map scan switch while_loop
-    map_overlap pmap shard shard_map smap
-    all_gather all_to_all pbroadcast pmax pmean pmin ppermute pprod pshuffle psum psum_scatter pswapaxes
-    checkpoint_name custom_jvp custom_vjp hessian jacfwd jacrev linearize vmap accumulate mixed_precision
+    map_overlap pmap shard shard_jit shard_map smap
+    all_gather all_to_all pbroadcast pcast pmax pmean pmin ppermute pprod pshuffle psum psum_scatter pswapaxes pvary
+    auto_axes checkpoint_name custom_jvp custom_vjp explicit_axes hessian jacfwd jacrev linearize vmap accumulate mixed_precision
 """
 """Functions of functions, maps and functions of linear algebra, which have tests of their own."""
 
@@ -278,7 +278,8 @@ NO_NUMBERS = """
     __array_namespace_info__ axis_index axis_size backend_names bartlett blackman broadcast_shapes cache_info can_cast
     checkpoint current_device device_count device_get devices diag_indices diag_indices_from disable_jit eval_shape explain finfo
     free_cache fromfunction geomspace get_mesh hamming hanning identity iinfo indices isdtype kaiser load load_safetensors
-    local_device_count local_devices logspace make_mesh mask_indices memory_info min_scalar_type num_shards num_threads
+    local_device_count local_devices logspace make_array_from_callback make_array_from_process_local_data
+    make_array_from_single_device_arrays make_mesh mask_indices memory_info min_scalar_type num_shards num_threads
     process_count process_index promote_types ravel_multi_index register_pytree_node reset_peak_memory save save_safetensors savez savez_compressed
     set_cache_limit set_num_devices simulate transfer_guard transfers tri tril_indices tril_indices_from triu_indices
     triu_indices_from typeof unravel_index use_mesh visualize_sharding

@@ -714,7 +714,7 @@ def test_gradients_have_the_bits_of_one_process(engine: str, processes: int, mon
         status, text = launch(engine, count, PROGRAM, limit=60)
         assert status == 0, text
         found.append({re.sub(r"^\[\d+\] ", "", line) for line in text.splitlines()})
-    assert len(found[1]) == 10
+    assert len(found[1]) >= 12
     assert found[0] == found[1]
 
 

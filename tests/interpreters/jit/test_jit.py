@@ -509,6 +509,8 @@ def test_escapes_name_the_line_the_argument_and_the_way_out(name: str, backend: 
         f(split(backend), 3)
     with st.disable_jit():
         f(split(backend), 3)
+        with st.disable_jit(False), pytest.raises(st.ConcretizationError):
+            f(split(backend), 3)
 
 
 def test_a_traced_value_that_leaves_the_function(backend: str) -> None:

@@ -31,12 +31,24 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     Where no transfer moves elements, deferring sums only changes their order. Gradients are added in that of eager mode
     if the program is to have its bits.
     """
+    return _deferred(program, setting, program.next_number())
+
+
+def _deferred(program: Program, setting: Setting, count: int) -> Program:
+    """Returns a program, or that of the function of a loop or a branch, with deferred sums; see `with_deferred_sums`.
+
+    Args:
+        program: the program.
+        setting: how it will run.
+        count: the number of the next value, which no value around the program has either.
+    """
+    program, count = _with_functions(program, setting, count)
     if not setting.moves and not (setting.exact and any(e.adds_gradients for e in program.equations)):
         return program
     candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
     if not candidates:
         return program
-    count, exact = program.next_number(), setting.exact
+    exact = setting.exact
     options = [_Deferral(program, candidates, count, exact)]
     if options[0].divides:
         options.append(_Deferral(program, candidates, count, exact, once=True))
@@ -47,6 +59,21 @@ def with_deferred_sums(program: Program, setting: Setting) -> Program:
     if len(chosen) != len(candidates):
         best = _Deferral(program, chosen, count, exact, once=best is not options[0])
     return dataclasses.replace(program, equations=best.equations)
+
+
+def _with_functions(program: Program, setting: Setting, count: int) -> tuple[Program, int]:
+    """Returns a program with deferred sums in the functions of its loops and branches, and the number of the next
+    value.
+    """
+    equations = list(program.equations)
+    for k, equation in enumerate(equations):
+        if equation.op.signature.functions and equation.op.name != "map_shards":
+            programs = {}
+            for number, function in equation.programs.items():
+                programs[number] = _deferred(function, setting, count)
+                count = max(count, programs[number].next_number())
+            equations[k] = dataclasses.replace(equation, programs=programs)
+    return dataclasses.replace(program, equations=equations), count
 
 
 def partial_axes(equation: Equation) -> Sequence[str]:
