@@ -102,7 +102,7 @@ def test_gradients_of_maps_of_some_processes_have_the_bits_of_one_process(
     status, text = launch("mpi", 1, GRADIENTS)
     assert status == 0, text
     assert [*found] == [{line.split("] ")[1] for line in text.splitlines()}] * 3
-    assert len(found[0]) == 10
+    assert len(found[0]) >= 10
 
 
 @pytest.mark.parametrize(
