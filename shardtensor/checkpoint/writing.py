@@ -35,8 +35,8 @@ def save(
 
     In a job, all processes call this with the same path on a file system that they share. Each writes the elements that
     it holds, replicas are divided, and an error of one process is raised in all of them. Arrays of NumPy, numbers and
-    tensors on local devices have to be equal in all processes; a tensor that is on devices of the same process in all of
-    them is written by that process.
+    tensors on local devices have to be equal in all processes; a tensor that is on devices of the same process in all
+    of them is written by that process.
 
     Args:
         path: the folder, whose parent exists.
