@@ -155,8 +155,8 @@ class Parts:
         blockwise: for elementwise operators that are not ufuncs: the function of the same operands and parameters that
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
-        recorded: for collectives: ``recorded(backend, operand, *params)`` is called in place of ``algorithm`` in a
-            mapped function where the array library records a gradient of an array in the operand.
+        recorded: for collectives: ``recorded(backend, *operands, *params)`` is called in place of ``algorithm`` in a
+            mapped function where the array library records a gradient of an array in the operands.
         derivative: how the operator is differentiated (see `shardtensor.functions.derivatives.forms`), or the name of
             the module that attaches it; None for an operator that is composed of others, whose derivatives are used,
             and before the row is loaded.

@@ -253,6 +253,12 @@ _JAXS = {
     **_each("auto_pcast remove_size_one_mesh_axis_from_type", "leave it out: it is about types of JAX's tracers"),
     "device_put_sharded": "`st.device_put(np.stack([x[0], y[0]]), st.NamedSharding(mesh, st.P('x')))`",
     "device_put_replicated": "`st.device_put(x, st.NamedSharding(mesh, st.P()))`",
+    "soft_pmap": "`st.smap(f, x, axes=0)` maps over blocks, one for each device",
+    "pdot": (
+        "`st.shard_map(lambda x, y: st.psum(x @ y, 'x'), mesh=mesh, in_specs=(st.P(None, 'x'), st.P('x')), "
+        "out_specs=st.P())(x, y)`"
+    ),
+    "live_devices": "the end of one process ends a job; `st.devices()` are all devices",
     "xmap": "`st.shard_map` maps over named axes of a mesh; docs/from_pmap_and_xmap.md shows both",
     "host_count": "`st.process_count()`",
     "host_id": "`st.process_index()`",
@@ -737,6 +743,8 @@ ARGUMENTS: Hints = {
     "weak_type": _WEAK,
     "is_ref": _REFS,
     **_each("donate_argnums", "st.pmap takes donate=True, which gives the memory of its lists of shards away"),
+    **_each("axis_size global_arg_shapes", "leave it out: sizes follow from the arguments"),
+    "backend": "devices= names the devices: `st.devices('numpy')` are those of a backend",
     "auto": "axis_names= names the axes over which st.shard_map maps",
     **_each("minval maxval low high", "`st.random.uniform(key, (2, 3))` is in [0, 1): write low + (high - low) * it"),
     **_each("loc scale mean std", "`st.random.normal(key, (2, 3))` has mean 0 and variance 1: write loc + scale * it"),

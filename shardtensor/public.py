@@ -466,6 +466,7 @@ from shardtensor.spmd.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
+from shardtensor.spmd.ragged_exchange import ragged_all_to_all as ragged_all_to_all
 from shardtensor.spmd.maps.pmap import pmap as pmap
 from shardtensor.spmd.maps.shard_jit import shard_jit as shard_jit
 from shardtensor.spmd.maps.shard_map import shard_map as shard_map

@@ -43,9 +43,13 @@ with answers:
 
 
 def require_jax(*series: str) -> None:
-    """Skips the test if JAX is not installed on the Python of the peers, in one of these series if there are any."""
+    """Skips the test if JAX is not installed on the Python of the peers, in one of these series if there are any.
+
+    Prints the version that is compared, for the report of a failure and for ``-rP``.
+    """
     path = peers.python()
     found = peers.versions(path, ("jax",))["jax"]
+    print(f"the peer is JAX {found}, on {path}")
     if found == peers.MISSING:
         pytest.skip(f"JAX is not installed on the Python of the peers, {path}")
     if series and not found.startswith(tuple(f"{s}." for s in series)):

@@ -11,7 +11,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication.all_reduce import Group
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.communicator import Communicator, Rows
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.sharding.layout import Ints, Shape, as_sharding, offsets
 from shardtensor.tensor.operands import HostAval, host_aval
@@ -77,6 +77,9 @@ class AbstractCommunicator(Communicator):
             for a, ends in zip(arrays, bounds, strict=True)
         ]
         return [self._joined(column, concat_axis, True) for column in zip(*parts, strict=True)]
+
+    def _send_rows(self, arrays: Sequence[Array], into: Sequence[Array], rows: Sequence[Rows], adds: bool) -> list[Any]:
+        return list(into)
 
     def _permute(self, arrays: Sequence[Array], sources: Sequence[int | None]) -> list[Any]:
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]

@@ -22,9 +22,9 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication import between_memories
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
-from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.communicator import Communicator, Rows
 from shardtensor.communication.merging import merged
-from shardtensor.communication.messages import copied, send
+from shardtensor.communication.messages import Message, copied, exchange, send
 from shardtensor.communication.offload import offloaded
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.threads import each
@@ -166,6 +166,32 @@ class ArrayCommunicator(Communicator):
         cuts = [[(*before, slice(*pair)) for pair in itertools.pairwise(np.asarray(ends).tolist())] for ends in bounds]
         return self._exchanged(arrays, cuts, concat_axis, True)
 
+    def _send_rows(self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool) -> list[Any]:
+        results = [copied(array, device) for array, device in zip(into, self.devices, strict=True)]
+        messages = [
+            Message(self._part(arrays, row), self.devices[row.source], self.devices[row.destination]) for row in rows
+        ]
+        self._sent |= {(r.source, r.destination) for r in rows if not self._together(r.source, r.destination)}
+        self._place(results, rows, exchange(messages), adds)
+        return [self._deliver(k, array) for k, array in enumerate(results)]
+
+    def _part(self, arrays: Sequence[Any], row: Rows) -> Any:
+        """Returns the rows that a device sends, as a view."""
+        return self._view(arrays, row.source, slice(row.begin, row.begin + row.size))
+
+    def _place(self, results: Sequence[Any], rows: Sequence[Rows], pieces: Iterable[Any], adds: bool) -> None:
+        """Writes rows into arrays on their destinations, or adds them."""
+        for row, piece in zip(rows, pieces, strict=True):
+            backend, out = self.backends[row.destination], results[row.destination]
+            part = slice(row.at, row.at + row.size)
+            with backend.on(self.devices[row.destination]):
+                if adds:
+                    out[part] = out[part] + piece
+                elif backend.on_host:
+                    blockwise.copy_into(out[part], piece, breaks=True)
+                else:
+                    out[part] = piece
+
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         results = []
         for k, i in enumerate(sources):
@@ -240,11 +266,14 @@ class ArrayCommunicator(Communicator):
     def _pieces(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         """Returns for each device k the k-th part of every array, as a view."""
 
-        def view(i: int, part: Any) -> Any:
-            with self.backends[i].on(self.devices[i]):
-                return self.backends[i].view(arrays[i], part)
+        return list(
+            zip(*[[self._view(arrays, i, part) for part in parts] for i, parts in enumerate(cuts)], strict=True)
+        )
 
-        return list(zip(*[[view(i, part) for part in parts] for i, parts in enumerate(cuts)], strict=True))
+    def _view(self, arrays: Sequence[Any], i: int, part: Any) -> Any:
+        """Returns a part of the array of the i-th device."""
+        with self.backends[i].on(self.devices[i]):
+            return self.backends[i].view(arrays[i], part)
 
     def _exchanged(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
         """Returns for each device k the k-th part of every array, concatenated or stacked."""

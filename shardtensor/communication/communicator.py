@@ -11,7 +11,7 @@ import abc
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,23 @@ from shardtensor.sharding.layout import Ints, Shape, offsets
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
+
+
+class Rows(NamedTuple):
+    """Rows that a device sends to another one, or to itself: a part of the first dimension of its array.
+
+    Attributes:
+        source, destination: the positions of the devices.
+        begin: the first row.
+        at: the index in the destination's array of the place for the first row.
+        size: the number of rows.
+    """
+
+    source: int
+    destination: int
+    begin: int
+    at: int
+    size: int
 
 
 class Communicator(abc.ABC):
@@ -147,6 +164,46 @@ class Communicator(abc.ABC):
         self._announce(AllToAll, messages)
         return self._ragged_all_to_all(arrays, bounds, split_axis, concat_axis)
 
+    def send_rows(self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool) -> list[Any]:
+        """Returns copies of the arrays ``into``, in which rows that other devices send are in the places of others, or
+        are added to them, in the order of ``rows``.
+        """
+
+        def messages() -> tuple[Ints, Ints, Ints]:
+            counts = np.zeros((len(arrays), len(arrays)), np.int64)
+            for row in rows:
+                counts[row.source, row.destination] += row.size
+            return _exchange([self._row(a, 0) for a in arrays], list(counts), range(len(arrays)))
+
+        self._announce(AllToAll, messages)
+        return self._send_rows(arrays, into, rows, adds)
+
+    def send_unknown_rows(self, arrays: Sequence[Any], into: Sequence[Any], slices: int, returns: bool) -> list[Any]:
+        """Infers `send_rows` where the numbers of rows are not known: each device receives as many as its array has
+        places, from all others alike, or all that they can send.
+
+        Args:
+            arrays, into: see `send_rows`.
+            slices: how many parts of its array each device sends to each other.
+            returns: whether the rows of such an exchange are sent back.
+        """
+
+        def messages() -> tuple[Ints, Ints, Ints]:
+            senders, receivers = (into, arrays) if returns else (arrays, into)
+            sent = np.array([slices * a.shape[0] for a in senders])
+            places = np.array([a.shape[0] for a in receivers])
+            sizes, which, counts = np.unique(sent, return_inverse=True, return_counts=True)
+            most = np.minimum(sizes[:, None], places)  # rows from a device with so many to each destination
+            of_others = np.maximum(counts @ most - np.minimum(sent, places), 1)
+            shares = -(-most * np.minimum(places, of_others) // of_others)
+            if returns:
+                columns, back = np.unique(shares, axis=1, return_inverse=True)
+                shares, which = columns[which].T, back
+            return _exchange([self._row(a, 0) for a in arrays], list(shares), which.tolist())
+
+        self._announce(AllToAll, messages)
+        return self._send_rows(arrays, into, (), False)
+
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
 
@@ -180,6 +237,9 @@ class Communicator(abc.ABC):
     def _ragged_all_to_all(
         self, arrays: Sequence[Any], bounds: Sequence[Ints], split_axis: int, concat_axis: int
     ) -> list[Any]: ...
+
+    @abc.abstractmethod
+    def _send_rows(self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool) -> list[Any]: ...
 
     @abc.abstractmethod
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]: ...

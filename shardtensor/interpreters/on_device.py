@@ -73,9 +73,9 @@ class DeviceInterpreter(Interpreter):
         """Runs ``op`` on the device and returns an array of its backend."""
         if "spmd" in op.tags:
             if self.records is not None and op.parts.recorded is not None:
-                x = operands[0]
-                if self.backend.is_recorded((x,) if type(x) is self.records else leaves(x)):
-                    return op.parts.recorded(self.backend, x, *params)
+                arrays = operands if type(operands[0]) is self.records else leaves(operands)
+                if self.backend.is_recorded(arrays):
+                    return op.parts.recorded(self.backend, *operands, *params)
             return op.parts.algorithm(*operands, *params) if op.parts.algorithm else composed(op, operands, params)
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.

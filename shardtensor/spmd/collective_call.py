@@ -1,10 +1,14 @@
-"""Descriptions of collective calls, which the calls of all programs must match."""
+"""Descriptions of collective calls, which the calls of all programs must match, and the numbers that programs give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from shardtensor.backend.device import Device
+from shardtensor.communication.between_processes.processes import host_copies
+from shardtensor.tensor.tensor import ShardedTensor
 
 Work = Callable[[list[Any]], Sequence[Any]]
 
@@ -19,6 +23,31 @@ class Across(NamedTuple):
 
     numbers: tuple[int, ...]
     here: int
+
+
+class HostNumbers:
+    """Arrays of integers that a program gives to a collective, such as offsets, which the host has to know.
+
+    They are read when all programs have arrived: until then, the devices compute at the same time.
+
+    Attributes:
+        arrays: arrays on the device; once they are read, host arrays. Tensors without elements stay what they are.
+        device: the device.
+    """
+
+    __slots__ = ("arrays", "device")
+
+    def __init__(self, arrays: Sequence[Any], device: Device) -> None:
+        self.arrays = arrays
+        self.device = device
+
+
+def read_all(numbers: Sequence[HostNumbers]) -> None:
+    """Reads the numbers of several programs, together."""
+    unread = [one for one in numbers if not any(type(array) is ShardedTensor for array in one.arrays)]
+    copies = iter(host_copies([(array, one.device, None) for one in unread for array in one.arrays]))
+    for one in unread:
+        one.arrays = [next(copies) for _ in one.arrays]
 
 
 @dataclass(slots=True)

@@ -53,16 +53,16 @@ Groups = Sequence[Sequence[int]] | None
 def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
     """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
     declared = operator(operands=("x",), trees=("x",), tags=("spmd",))(function)
-    implements(declared, "recorded")(functools.partial(_recorded, OPS[function.__name__]))
+    implements(declared, "recorded")(functools.partial(recorded_by_library, OPS[function.__name__]))
     implements(declared, "derivative")(DERIVATIVES)
     return cast("Collective[Arguments]", declared)
 
 
-def _recorded(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
+def recorded_by_library(op: Op, backend: Backend, *arguments: Any) -> Any:
     """Calls a collective of arrays of which the library records a gradient."""
     from shardtensor.spmd.recorded import record  # Few programs need it.
 
-    return record(op, backend, x, *params)
+    return record(op, backend, *arguments)
 
 
 # -- reductions ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ of all programs count as different values, of which the cotangents are added.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from shardtensor.core import Function, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentError
-from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, without_rows, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
 from shardtensor.functions.standard.joining import assemble, assemble_sums
 from shardtensor.interpreters.differentiation.tape import Tape
@@ -26,6 +27,7 @@ from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.map_gradients import MapDerivative
 from shardtensor.spmd.maps.launch import map_shards
 from shardtensor.spmd.maps.outputs import check_equal
+from shardtensor.spmd.ragged_exchange import NUMBERS, ragged_all_to_all, ragged_return
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -54,7 +56,7 @@ class Collective(Recording):
 
     def with_types(self, typed: bool) -> Collective:
         """Returns the derivative of a call in a map of which all programs do the same."""
-        collective = Collective(self.transpose, self.saved, joins=self.joins)
+        collective = copy.copy(self)
         collective.meets, collective.typed = False, typed
         return collective
 
@@ -218,6 +220,37 @@ def _moved(g: Any, recorded: Call, pairs: Sequence[tuple[int, int]], k: int) -> 
     return cotangent if cotangent.shape == recorded.kinds[k].shape else zeros_of(recorded.kinds[k])
 
 
+class RaggedExchange(Collective):
+    """The derivative of `ragged_all_to_all` (of which the rows that are received are in the places of others), and of
+    its transpose, which adds them.
+    """
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__(self._of_operand, NUMBERS)
+        self.adds = adds
+
+    def transposed(self, g: Any, call: Call) -> list[Any]:
+        """Returns the cotangents of the operand and of the output."""
+        kind, cotangents = call.results[0], list[Any]()
+        g = zeros_of(kind) if g is None else whole(g, kind)
+        for k, transpose in enumerate((self._of_operand, self._of_output)):
+            cotangents.append(tensor_here(transpose(g, call, k, self.typed)) if self.meets or call.active[k] else None)
+        return [*cotangents, *[None] * len(NUMBERS)]
+
+    def _of_operand(self, g: Any, recorded: Call, k: int, typed: bool) -> Any:
+        """Sends the cotangents of rows back to the programs that have sent these."""
+        name = "ragged_all_to_all" if self.adds else "ragged_return"
+        return _met(name, g, recorded, output=zeros_of(recorded.kinds[k], g.dtype), **recorded.saved)
+
+    def _of_output(self, g: Any, recorded: Call, k: int, typed: bool) -> Any:
+        """The rows that were received do not depend on the output."""
+        if self.adds:
+            return g
+        offsets, sizes = (recorded.saved[name] for name in ("output_offsets", "recv_sizes"))
+        begins = _met("all_to_all", offsets, recorded, split_axis=0, concat_axis=0, tiled=True)
+        return without_rows(g, tensor_here(call("arange", g.shape[0])), begins, tensor_here(sizes))
+
+
 class _Assembly(Recording):
     """The derivative of `assemble`. Of equal blocks only the first is used, so that the others get nothing, unless all
     of them are known to be one value: each then gets the cotangent of that.
@@ -289,6 +322,8 @@ _ROWS: tuple[tuple[Function, Any], ...] = (
     (collectives.pswapaxes, Collective(_of_exchange)),
     (collectives.ppermute, Collective(_of_permutation)),
     (collectives.pshuffle, Collective(_of_shuffle)),
+    (ragged_all_to_all, RaggedExchange(adds=False)),
+    (ragged_return, RaggedExchange(adds=True)),
     (map_shards, MapDerivative()),
     (assemble, _Assembly()),
     (assemble_sums, _Assembly()),

@@ -17,6 +17,7 @@ from typing import Any
 from shardtensor.backend.protocol import Backend
 from shardtensor.core import Op, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.functions.derivatives.cotangents import without_rows
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import axis_position
@@ -85,7 +86,7 @@ def transposes(*names: str, saves: bool = False, in_mesh_order: bool = False) ->
     return declare
 
 
-def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
+def record(op: Op, backend: Backend, *arguments: Any) -> Any:
     """Calls a collective, and has the library record it.
 
     Raises:
@@ -96,8 +97,32 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
             f"{op.name}: x requires a gradient, and {op.name} has no transpose; apply it to x.detach(), which has no "
             "gradient, or declare one by shardtensor.spmd.recorded.transposes"
         )
-    transpose, saves, in_mesh_order = TRANSPOSES[op.name]
+    assert op.parts.algorithm is not None
+    if len(op.operands) > 1:
+        return _record_joined(op, backend, *arguments)
+    algorithm, (x, *params) = op.parts.algorithm, arguments
     named = dict(zip(op.params, params, strict=True))
+    results = _record(op, backend, named, lambda *xs: leaves([algorithm(replaced(x, list(xs)), *params)]), leaves(x))
+    return replaced(x, list(results))
+
+
+def _record_joined(op: Op, backend: Backend, operand: Any, output: Any, *others: Any) -> Any:
+    """Calls a collective of two arrays, which the library records as a function of one: of the rows of both."""
+    algorithm: Any = op.parts.algorithm
+    fits = all(map(backend.is_array, (operand, output))) and operand.ndim == output.ndim > 0
+    if not fits or operand.dtype != output.dtype or operand.shape[1:] != output.shape[1:]:
+        return algorithm(operand, output, *others)  # It raises the error.
+    count, named = operand.shape[0], dict(zip((*op.operands[2:], *op.params), others, strict=True))
+    rows = backend.xp.concat([operand, output])
+    (result,) = _record(op, backend, named, lambda xs: [algorithm(xs[:count], xs[count:], *others)], [rows])
+    return result
+
+
+def _record(
+    op: Op, backend: Backend, named: dict[str, Any], function: Callable[..., Sequence[Any]], arrays: Sequence[Any]
+) -> Sequence[Any]:
+    """Has the library record a function of arrays, which calls a collective with parameters, given by name."""
+    transpose, saves, in_mesh_order = TRANSPOSES[op.name]
     at = axis_position(op.name, named["axis_name"], named.get("axis_index_groups"), in_mesh_order=in_mesh_order)
     program = current()
     assert program is not None  # `axis_position` raises outside of programs.
@@ -107,15 +132,10 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
     program.recorded += 1
     tag = f"gradient of {op.name} {number}"
 
-    def function(*arrays: Any) -> Sequence[Any]:
-        assert op.parts.algorithm is not None
-        return leaves([op.parts.algorithm(replaced(x, list(arrays)), *params)])
-
     def transposed(cotangents: dict[int, Any], shapes: Mapping[int, Shape], xs: Arrays, ys: Arrays) -> Any:
         return transpose(cotangents, Recorded(op, backend, named, at.index, at.size, tag, shapes, xs, ys))
 
-    results = backend.record_call(function, transposed, leaves(x), number=program.recorded - 1, saves=saves)
-    return replaced(x, list(results))
+    return backend.record_call(function, transposed, arrays, number=program.recorded - 1, saves=saves)
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -213,6 +233,22 @@ def _of_broadcast(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     if recorded.index == int(recorded.params["source"]):
         return totals
     return {k: _zeros(recorded, k, totals[k]) for k in totals}
+
+
+@transposes("ragged_all_to_all", "ragged_return")
+def _of_rows(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
+    """The cotangents of the rows of both arrays; see `_record_joined`."""
+    (k,) = g
+    returns = recorded.op.name == "ragged_return"
+    numbers = {name: recorded.params[name] for name in (*recorded.op.operands[2:], *_SHARED)}
+    offsets = {k: call("asarray", numbers["output_offsets"])}
+    begins = recorded.along("all_to_all", offsets, split_axis=0, concat_axis=0, tiled=True)[k]
+    count = recorded.shapes[k][0] - g[k].shape[0]
+    zeros = call("zeros", (count, *g[k].shape[1:]), dtype=recorded.backend.dtype_of(g[k]))
+    back = call("ragged_all_to_all" if returns else "ragged_return", g[k], zeros, **numbers)
+    sizes, rows = call("asarray", numbers["recv_sizes"]), call("arange", g[k].shape[0])
+    kept = g[k] if returns else without_rows(g[k], rows, begins, sizes)
+    return {k: call("concat", [back, kept])}
 
 
 # -- shapes ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError, type_text
 from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.collective_call import CollectiveCall, HostNumbers, read_all
 from shardtensor.spmd.scheduling import mapped_program
 from shardtensor.spmd.scheduling.mapped_program import Program
 from shardtensor.tensor.ownership import Lent
@@ -64,11 +64,79 @@ def rendezvous(
     """
     program = mapped_program.CURRENT.get()
     assert program is not None  # `axis_position` raises outside of programs.
-    devices = program.devices
     form = form_of(x)
-    mine = [_contribution(leaf, program, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
+    mine = [_contribution(leaf, program, caller, "x", scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
+
+    def results_of(communicator_of: Any, groups: Any, leaves_of: Any, lent: Any) -> Sequence[Any]:
+        columns = [_column(communicator_of, groups, column, lent, body) for column in zip(*leaves_of, strict=True)]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(groups)
+
+    results = _met(program, caller, at, mine, compared, results_of)
+    return replaced(x, results) if form is not None else results[0]
+
+
+def joint_rendezvous(
+    caller: str,
+    at: AxisPosition,
+    arrays: dict[str, Any],
+    numbers: dict[str, Any],
+    details: tuple[Any, ...],
+    body: Body,
+) -> Any:
+    """Contributes several arrays to a collective that takes them together; see `rendezvous`.
+
+    Args:
+        caller, at, details: see `rendezvous`.
+        arrays: the arrays of this program, by the names of the arguments.
+        numbers: likewise arrays of integers, which the host reads when all programs have arrived.
+        body: implements the collective, given for each program the list of its arrays, and of its `HostNumbers`.
+
+    Raises:
+        ArgumentTypeError: an argument is not an array of numbers, or the program has several devices.
+        CollectiveError: the programs do not all make this call.
+    """
+    program = mapped_program.CURRENT.get()
+    assert program is not None  # `axis_position` raises outside of programs.
+    if len(program.devices) > 1:
+        raise ArgumentTypeError(
+            f"{caller}: this program has {counted(len(program.devices), 'device')}; wanted programs of one device "
+            "each, as those of a map inside of this one"
+        )
+    for name, x in (arrays | numbers).items():
+        if not hasattr(x, "shape"):
+            raise ArgumentTypeError(f"{caller}: {name} is {'None' if x is None else type_text(x)}; wanted an array")
+    mine = [_contribution(x, program, caller, name, False) for name, x in arrays.items()]
+    integers = [
+        x if isinstance(x, np.ndarray) else _contribution(x, program, caller, name, False)
+        for name, x in numbers.items()
+    ]
+    mine.append(HostNumbers(integers, program.devices[0]))
+
+    def results_of(communicator_of: Any, groups: Any, leaves_of: Any, lent: Any) -> Sequence[Any]:
+        read_all([values[-1] for values in leaves_of])
+        return _on_single_devices(communicator_of, groups, leaves_of, lent, body)
+
+    return _met(program, caller, at, mine, details, results_of)
+
+
+def _met(
+    program: Program,
+    caller: str,
+    at: AxisPosition,
+    mine: Sequence[Any],
+    compared: tuple[Any, ...],
+    results_of: Callable[..., Sequence[Any]],
+) -> Any:
+    """Contributes to a collective, and returns the result of this program.
+
+    Args:
+        program, caller, at: see `rendezvous`.
+        mine: what this program contributes.
+        compared: pairs of name and value that must be equal in the calls of all programs.
+        results_of: ``results_of(communicator_of, devices, contributions, lent)`` returns the results of all programs.
+    """
     across = None
     if in_job():
         # Programs of one process do not need it.
@@ -81,16 +149,11 @@ def rendezvous(
         groups, leaves_of, lent = zip(*contributions, strict=True)
         # A process also executes its part of the collectives of programs elsewhere, in groups of other sizes.
         sizes = at.sizes if at.size == len(contributions) else (len(contributions),)
-        columns = [
-            _column(functools.partial(kind, caller, at.axis, sizes=sizes), groups, column, lent, body)
-            for column in zip(*leaves_of, strict=True)
-        ]
-        return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
+        return results_of(functools.partial(kind, caller, at.axis, sizes=sizes), groups, leaves_of, lent)
 
     description = f"{caller} over {at.description}"
     call = CollectiveCall(description, at.key, at.size, work, compared, lambda there: at.at(there).key, across)
-    results = program.meet(call, at.index, (devices, mine, program.lent))
-    return replaced(x, results) if form is not None else results[0]
+    return program.meet(call, at.index, (program.devices, mine, program.lent))
 
 
 def _column(
@@ -104,10 +167,7 @@ def _column(
     if column[0] is None:
         return column
     if len(groups[0]) == 1 or not isinstance(column[0], ShardedTensor):
-        communicator = communicator_of([devices[0] for devices in groups])
-        communicator.lent = lent
-        results = _run_body(body, communicator, column)
-        return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]
+        return _on_single_devices(communicator_of, groups, column, lent, body)
     shards = communicator_of(()).shards
     communicators = [communicator_of(devices) for devices in zip(*groups, strict=True)]
     parts = zip(*map(shards, column), strict=True)
@@ -127,21 +187,36 @@ def _column(
     return tensors
 
 
+def _on_single_devices(
+    communicator_of: Callable[[Sequence[Device]], Communicator],
+    groups: Sequence[tuple[Device, ...]],
+    column: Sequence[Any],
+    lent: Sequence[Sequence[Lent]],
+    body: Body,
+) -> Sequence[Any]:
+    """Returns the results of programs of one device each; see `_column`."""
+    communicator = communicator_of([devices[0] for devices in groups])
+    communicator.lent = lent
+    results = _run_body(body, communicator, column)
+    return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]
+
+
 def _run_body(body: Body, communicator: Communicator, column: Arrays) -> Sequence[Any]:
     try:
         results = body(communicator, column)
     except TypeError as error:
         if isinstance(error, ShardTensorError):
             raise
-        dtype = communicator.dtype_of(column[0])
+        first = column[0]
+        dtype = communicator.dtype_of(first[0] if type(first) is list else first)
         raise ArgumentTypeError(f"{communicator.caller}: does not take {dtype} ({error})") from None
     communicator.settle()
     return results
 
 
-def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> Any:
-    """Returns the contribution of a program for one leaf: None, a Python scalar where ``scalars``, an array on the
-    device of the program, or a tensor over all of its devices.
+def _contribution(leaf: Any, program: Program, caller: str, name: str, scalars: bool) -> Any:
+    """Returns the contribution of a program for one leaf of the argument ``name``: None, a Python scalar where
+    ``scalars``, an array on the device of the program, or a tensor over all of its devices.
     """
     if leaf is None or (scalars and type(leaf) in SCALARS):
         return leaf
@@ -149,7 +224,7 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
     if len(devices) > 1:
         if not isinstance(leaf, ShardedTensor) or leaf.sharding.mesh.flat != devices:
             raise ArgumentTypeError(
-                f"{caller}: x is {_named(leaf)}, and this program has {counted(len(devices), 'device')}; wanted "
+                f"{caller}: {name} is {_named(leaf)}, and this program has {counted(len(devices), 'device')}; wanted "
                 "tensors over all of them, or a map inside of this one"
             )
         return leaf
@@ -159,14 +234,14 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
     is_tensor = isinstance(leaf, ShardedTensor)
     if on_host and not is_tensor and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
         raise ArgumentTypeError(
-            f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them{hint_to_register(leaf)}"
+            f"{caller}: {name} is {_named(leaf)}; wanted arrays, scalars, or a pytree of them{hint_to_register(leaf)}"
         )
     try:
         array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.contribution(leaf)
     except BackendError as error:
         raise BackendError(f"{caller}: {error}") from None
     if not is_element(array.dtype if on_host else backend.dtype_of(array)):
-        raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
+        raise ArgumentTypeError(f"{caller}: {name} is an array of {array.dtype}; wanted numbers")
     if program.communicator is AbstractCommunicator:
         return array_without_elements(array, device, caller)
     if is_tensor:

@@ -70,6 +70,28 @@ class CollectiveTests(Kit):
             self.same(np.asarray(exchanged), np.concatenate(pieces), OPERANDS, "all_to_all")
             self.same(np.asarray(turned), blocks[k - 1], OPERANDS, "ppermute")
 
+    def test_collective_exchange_of_rows(self) -> None:
+        """ragged_all_to_all is correct, with offsets and sizes in host arrays, and in arrays that the host reads."""
+        n = len(self.devices)
+        sizes = np.array([[(i + 2 * k) % 3 for k in range(n)] for i in range(n)])
+        begins, places = np.cumsum(sizes, axis=1) - sizes, np.cumsum(sizes, axis=0) - sizes
+        value = self.numbers(3 * n)
+        numbers = [begins, sizes, places, sizes.T]
+
+        def program(x: Any) -> Any:
+            mine = [table[st.axis_index("i")] for table in numbers]
+            received = st.ragged_all_to_all(x + x, x, *mine, axis_name="i")
+            return received, st.ragged_all_to_all(x + x, x, *map(st.asarray, mine), axis_name="i")
+
+        results = st.pmap(program, self._on_each([value + k for k in range(n)]), axis_name="i")
+        for k, pair in enumerate(results):
+            right = value + k
+            for i in range(n):
+                at, begin, size = places[i, k], begins[i, k], sizes[i, k]
+                right[at : at + size] = 2 * (value + i)[begin : begin + size]
+            for result in pair:
+                self.same(np.asarray(result), right, OPERANDS, "ragged_all_to_all")
+
     def test_operands_of_collectives_may_be_written_afterwards(self) -> None:
         """Writing to the operand of a collective after it does not change the results of other programs."""
         n = len(self.devices)

@@ -54,6 +54,19 @@ SAME = [(3, 2)] * COUNT
 GROUPS = [[0, 3], [1, 2]]
 SHIFT = [(0, 1), (1, 2), (3, 0)]
 
+_SIZES = np.array([[1, 0, 3, 2], [2, 2, 0, 1], [0, 4, 1, 0], [1, 1, 0, 1]])
+ROWS = _SIZES, np.cumsum(_SIZES, axis=0) - _SIZES + 1, _SIZES.T
+"""The numbers of rows that each device sends to each other, where these go, and what each device expects."""
+
+
+def ragged(xs: list[Any], k: int) -> Any:
+    y = torch.cat([xs[k]] * 9)
+    for i, x in enumerate(xs):
+        at, n = ROWS[1][i, k], ROWS[0][i, k]
+        y[at : at + n] = x[:n]
+    return y
+
+
 CASES: dict[str, Case] = {
     "psum": (lambda x: st.psum(x, "i"), lambda xs: [total(xs)] * COUNT, SAME),
     "psum in groups": (
@@ -112,6 +125,13 @@ CASES: dict[str, Case] = {
         [(1, 2), (2, 2), (3, 2), (4, 2)],
     ),
     "pbroadcast": (lambda x: st.pbroadcast(x, "i", 2), lambda xs: [xs[2]] * COUNT, [(2, 2), (2, 2), (2, 1), (2, 2)]),
+    "ragged_all_to_all": (
+        lambda x: st.ragged_all_to_all(
+            x, torch.cat([x] * 9), np.zeros(COUNT, int), *[table[st.axis_index("i")] for table in ROWS], axis_name="i"
+        ),
+        lambda xs: [ragged(xs, k) for k in range(COUNT)],
+        [(3, 2), (2, 2), (4, 2), (1, 2)],
+    ),
 }
 
 
@@ -268,8 +288,8 @@ def test_every_collective_has_a_transpose() -> None:
     from shardtensor.core import OPS
     from shardtensor.spmd.recorded import TRANSPOSES
 
-    collectives = {name for name, op in OPS.items() if "spmd" in op.tags and op.operands == ("x",)} & set(st.__all__)
-    assert set(TRANSPOSES) == collectives
+    collectives = {name for name, op in OPS.items() if "spmd" in op.tags and "axis_name" in op.params}
+    assert set(TRANSPOSES) == collectives & {*st.__all__, "ragged_return"}
 
 
 # -- programs --------------------------------------------------------------------------------------

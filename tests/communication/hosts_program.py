@@ -1,7 +1,8 @@
 """A program on two hosts, which exchanges arrays and uses a tensor that spans them.
 
 It then ends (``core``) or continues until the connection is lost (``down``). Its arguments are one of these words, the
-folder for the output of each process, and, without a launcher, the address of process 0 and the number of the process.
+folder for the output of each process, the number of processes, and, without a launcher, the address of process 0 and the
+number of the process.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import numpy as np
 import shardtensor as st
 from shardtensor import distributed
 
-EVENT, FOLDER, *REST = sys.argv[1:]
+EVENT, FOLDER, PROCESSES, *REST = sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
 ADDRESS, NUMBER = (REST[0], int(REST[1])) if REST else (None, None)
-PROCESSES = 2
 LIMIT = 3.0 if EVENT == "down" else 60.0
 
 

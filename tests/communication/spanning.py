@@ -35,6 +35,7 @@ from shardtensor.interpreters.jit.grouping import groups
 from shardtensor.interpreters.jit.grouping.fused_devices import FusedInProcesses
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
+from tests.exchanges import Exchange, some_exchange
 
 ROWS = np.arange(21.0).reshape(7, 3)
 
@@ -414,6 +415,88 @@ def maps_and_their_collectives() -> None:
     )
     assert_gathered(made[0], np.full(n, total))
     assert_gathered(made[1], np.array(numbers))
+
+
+def rows_of_any_numbers_are_exchanged() -> None:
+    n = st.device_count()
+    for seed in range(3):
+        exchange = some_exchange(seed, n, 1 + seed, tail=(2,) * (seed % 2), dtype="float32" if seed else "int16")
+        found = exchanged(exchange)
+        assert set(found) == {k for k, device in enumerate(st.devices()) if device in st.local_devices()}
+        for k, result in found.items():
+            np.testing.assert_array_equal(result, exchange.answer()[k])
+    # Rows are sent in two groups, and in several processes; the others wait for a sum meanwhile.
+    groups = [[k for k in range(n) if k != n // 2], [n // 2]]
+    of_group = [some_exchange(5 + len(group), len(group), 2) for group in groups]
+
+    def body() -> None:
+        k = st.axis_index("x")
+        number, at = next((g, group.index(k)) for g, group in enumerate(groups) if k in group)
+        arguments = map(st.asarray, of_group[number].of(at))
+        result = st.ragged_all_to_all(*arguments, axis_name="x", axis_index_groups=groups)
+        np.testing.assert_array_equal(on_host(result, st.current_device()), of_group[number].answer()[at])
+        assert st.psum(1, "x") == n
+
+    for _ in range(2):
+        st.shard_map(body, mesh=everything(), in_specs=(), out_specs=st.P())()
+
+
+def exchanged(exchange: Exchange) -> dict[int, np.ndarray]:
+    """Returns what the programs of this process receive."""
+    found = dict[int, np.ndarray]()
+
+    def body() -> None:
+        k = st.axis_index("x")
+        result = st.ragged_all_to_all(*map(st.asarray, exchange.of(k)), axis_name="x")
+        found[k] = on_host(result, st.current_device())
+
+    st.shard_map(body, mesh=everything(), in_specs=(), out_specs=st.P())()
+    return found
+
+
+def rows_that_do_not_fit_are_an_error_of_all() -> None:
+    """Also where one process has the wrong argument only, and the programs go on afterwards."""
+    n, at = st.device_count(), st.device_count() - 1
+    messages: list[str] = []
+
+    def body(change: Callable[[Any], None], kind: type[Exception]) -> None:
+        k = st.axis_index("x")
+        arguments = [np.ones((n, 2)), np.zeros((n, 2)), np.arange(n), np.ones(n, int), np.full(n, k), np.ones(n, int)]
+        if k == at:
+            change(arguments)
+        with pytest.raises(kind) as caught:
+            st.ragged_all_to_all(*map(st.asarray, arguments), axis_name="x")
+        messages.append(str(caught.value))
+
+    def run(kind: type[Exception], number: int, value: Any, words: str) -> None:
+        messages.clear()
+        st.shard_map(
+            functools.partial(body, lambda a: a.__setitem__(number, value), kind), mesh=everything(), in_specs=(),
+            out_specs=st.P(),
+        )()  # fmt: skip
+        assert len(messages) == len(st.local_devices())
+        (message,) = {*messages}
+        assert {*distributed_texts(message)} == {message}
+        assert words.format(st.devices()[at]) in message
+
+    run(st.CollectiveError, 3, np.full(n, 2), "send_sizes[0] of {} is 2, and recv_sizes")
+    run(
+        st.CollectiveError,
+        2,
+        np.full(n, n),
+        f"input_offsets[0] of {{}} is {n}, send_sizes[0] is 1, and operand has {n}",
+    )
+    run(st.CollectiveError, 4, np.full(n, 0 if at else 5), "of its output from")
+    run(st.ArgumentTypeError, 2, np.ones(n), "input_offsets of {} has dtype float64; wanted integers")
+    run(st.ShapeError, 2, np.ones(n + 1, int), f"input_offsets of {{}} has shape ({n + 1},); wanted one dimension")
+    run(st.ShapeError, 0, np.ones((n, 3)), f"operand of {{}} has shape ({n}, 3), and operand of")
+    exchange = some_exchange(9, n)
+    for k, result in exchanged(exchange).items():
+        np.testing.assert_array_equal(result, exchange.answer()[k])
+
+
+def distributed_texts(text: str) -> list[str]:
+    return processes.gather_texts("messages of a test", text)
 
 
 def maps_in_maps() -> None:
@@ -913,7 +996,7 @@ CHECKS = [
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     writes_on_one_device_are_no_calls_of_all,
-    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process,
+    maps_and_their_collectives, rows_of_any_numbers_are_exchanged, rows_that_do_not_fit_are_an_error_of_all, maps_in_maps, lists_are_of_this_process,
     lists_of_compiled_functions_have_an_item_for_each_device, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,

@@ -60,6 +60,18 @@ def gathered(w: Any, x: Any) -> Any:
 
 
 @mapped(st.P(), st.P("i"))
+def exchanged(w: Any, x: Any) -> Any:
+    """Rows of a result are sent to any devices, in slices that overlap."""
+    n, k = st.axis_size("i"), st.axis_index("i")
+    sizes = np.array([[(i + 2 * j) % (len(x) + 1) for j in range(n)] for i in range(n)])
+    places = np.cumsum(sizes, axis=0) - sizes
+    output = st.concat([st.sin(x)] * (2 * n)) @ w
+    begins = np.zeros(n, int)
+    y = st.ragged_all_to_all(x @ w, output, begins, sizes[k], places[k], sizes[:, k], axis_name="i")
+    return st.psum((st.tanh(y) * (k + 1)).sum(), "i")
+
+
+@mapped(st.P(), st.P("i"))
 def different(w: Any, x: Any) -> Any:
     y = st.sin(x @ w) if st.axis_index("i") % 2 else x
     return st.psum((y * y).sum(), "i")
@@ -116,6 +128,7 @@ def main() -> None:
         (data_parallel_map, W),
         (activations, W),
         (gathered, SPLIT),
+        (exchanged, W),
         (different, W),
         (results_that_differ, W),
     ]:

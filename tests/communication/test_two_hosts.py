@@ -83,19 +83,24 @@ class Hosts:
         ip("-n", self.names[0], "link", "set", self.links[0], "down")
 
     @contextlib.contextmanager
-    def job(self, engine: str, event: str) -> Iterator[list[Path]]:
-        """Starts the program on both hosts, by one mpiexec or by a command on each, and returns the files in which the
-        two processes write.
+    def job(self, engine: str, event: str, each: int = 1) -> Iterator[list[Path]]:
+        """Starts the program on both hosts, by one mpiexec or by a command for each process, and returns the files in
+        which the processes write.
+
+        Args:
+            engine, event: see `hosts_program`.
+            each: the number of processes of each host.
         """
-        program = [sys.executable, str(PROGRAM), event, str(self.folder)]
+        program = [sys.executable, str(PROGRAM), event, str(self.folder), str(2 * each)]
         if engine == "mpi":
             mpiexec = find_mpiexec()
             assert mpiexec
             launcher = ["-launcher", "ssh", "-launcher-exec", str(self.agent), "-hosts", ",".join(ADDRESSES)]
-            commands = [[mpiexec, *launcher, "-n", "2", *program]]
+            commands = {self.names[0]: [[mpiexec, *launcher, "-n", str(2 * each), "-ppn", str(each), *program]]}
         else:
             address = f"{ADDRESSES[0]}:{free_port()}"
-            commands = [[*program, address, str(k)] for k in range(2)]
+            numbers = {name: range(each * k, each * (k + 1)) for k, name in enumerate(self.names)}
+            commands = {name: [[*program, address, str(k)] for k in own] for name, own in numbers.items()}
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "OMPI", "SHARDTENSOR"))}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
         # UCX, on which some MPIs stand, finds that both namespaces are of one machine, and uses shared memory.
@@ -103,10 +108,11 @@ class Hosts:
         environ["RES_OPTIONS"] = "timeout:1 attempts:1"  # No server of names can be reached from here.
         running = [
             subprocess.Popen(["ip", "netns", "exec", name, *command], env=environ, start_new_session=True)
-            for name, command in zip(self.names, commands, strict=False)
+            for name, own in commands.items()
+            for command in own
         ]
         try:
-            yield [self.folder / f"{k}.txt" for k in range(2)]
+            yield [self.folder / f"{k}.txt" for k in range(2 * each)]
         finally:
             for number in self.processes():
                 with contextlib.suppress(ProcessLookupError):
@@ -154,15 +160,18 @@ def contain(texts: list[Path], *words: str) -> bool:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("prepare", [None, Hosts.slow_down], ids=["fast", "slow"])
-def test_two_hosts_exchange(engine: str, prepare: Callable[[Hosts], None] | None, hosts: Hosts) -> None:
+@pytest.mark.parametrize(
+    ("prepare", "each"), [(None, 1), (None, 2), (Hosts.slow_down, 1)], ids=["fast", "two processes on each", "slow"]
+)
+def test_two_hosts_exchange(engine: str, prepare: Callable[[Hosts], None] | None, each: int, hosts: Hosts) -> None:
     if prepare:
         prepare(hosts)
     begin = time.monotonic()
-    with hosts.job(engine, "core") as texts:
+    with hosts.job(engine, "core", each) as texts:
         wait_until(lambda: not hosts.processes(PROGRAM.name) and time.monotonic() > begin + 1, texts)
     assert contain(texts, "done"), [text.read_text() for text in texts]
-    for text, link in zip(texts, hosts.links, strict=True):  # Each process has the link of its own host only.
+    links = [link for link in hosts.links for _ in range(each)]
+    for text, link in zip(texts, links, strict=True):  # Each process has the link of its own host only.
         assert [other in text.read_text() for other in hosts.links] == [other == link for other in hosts.links]
     if prepare:  # 8 MiB in each direction.
         assert time.monotonic() - begin > 8 * 2**20 * 8 / RATE

@@ -124,6 +124,12 @@ def named(name: str, *args: Any, **params: Any) -> tuple[list[Any], Call]:
     )
 
 
+def exchanged(x: Any, count: int, **params: Any) -> Any:
+    """Calls `ragged_all_to_all` with empty slices."""
+    none = np.zeros(count, int)
+    return st.ragged_all_to_all(x, x, none, none, none, none, **params)
+
+
 def mapped(a: Any, call: Callable[[Any, Any], Any], make: Callable[[], Any], shape: tuple[int, ...] = (2,)) -> Any:
     """Returns the result of a map in which each program makes a call with an iterator."""
     spec = st.P(("x", "y")[: len(shape)])
@@ -369,6 +375,14 @@ CASES: dict[str, tuple[list[Any], Call]] = {
     "all_gather.axis_name": named("all_gather", tiled=True),
     "all_to_all.axis_name": named("all_to_all", 0, 0, tiled=True),
     "psum_scatter.axis_name": named("psum_scatter", tiled=True),
+    "ragged_all_to_all.axis_index_groups": (
+        [[0, 1]],
+        lambda a, make: mapped(a, lambda x, given: exchanged(x, 2, axis_name="x", axis_index_groups=given), make),
+    ),
+    "ragged_all_to_all.axis_name": (
+        ["x", "y"],
+        lambda a, make: mapped(a, lambda x, given: exchanged(x, 4, axis_name=given), make, (2, 2)),
+    ),
     "pswapaxes.axis_name": (
         ["x", "y"],
         lambda a, make: mapped(a, lambda x, n: st.pswapaxes(st.concat([x] * 4), n, 0), make, (2, 2)),

@@ -24,6 +24,7 @@ from shardtensor.functions.building.scatter import scatter_add
 from shardtensor.functions.fft import chirp_fft, transpose_fft
 from shardtensor.functions.linalg import blocked_factorizations, blocked_qr, tsqr
 from shardtensor.sharding.copy_plan import Line
+from shardtensor.spmd.ragged_exchange import ragged_return
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.interpreters.recording import Trace, jacobi, write_views
@@ -102,6 +103,12 @@ def test_the_training_step_of_the_demo_replays(backend: str) -> None:
     assert sum("matmul" in line or "contract" in line for line in lines) == 5  # two forward, three backward
 
 
+def slices() -> list[np.ndarray]:
+    """Returns the offsets and sizes with which each of four devices sends a row, none, two, and one to the others."""
+    sizes, k = np.array([1, 0, 2, 1]), st.axis_index("x")
+    return [np.array([0, 0, 1, 3]), sizes, sizes * k, np.repeat(sizes[k], 4)]
+
+
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "psum": lambda b: st.psum({"a": b, "n": b.shape[0]}, "x")["a"],
     "pmean": lambda b: st.pmean(b, "x"),
@@ -115,6 +122,8 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "ppermute": lambda b: st.ppermute(b, "x", [(0, 1), (1, 2)]),
     "pshuffle": lambda b: st.pshuffle(b, "x", [1, 2, 3, 0]),
     "pbroadcast": lambda b: st.pbroadcast(b * st.axis_index("x"), "x", 2),
+    "ragged_all_to_all": lambda b: st.ragged_all_to_all(b, st.concat([b, b * 3]), *slices(), axis_name="x"),
+    "ragged_return": lambda b: ragged_return(st.concat([b, b * 3]), b, *slices(), axis_name="x"),
 }
 
 

@@ -84,6 +84,7 @@ IN_FLOAT32 = ("float32", "adafactor", "factored", "muon", "linear_schedule", "wa
 
 @pytest.mark.full
 def test_a_hundred_steps() -> None:
+    peers.require_jax()
     if peers.peers.versions(peers.peers.python(), ("optax",))["optax"] == peers.peers.MISSING:
         pytest.skip("optax is not installed on the Python of the peers")
     texts = [text.strip() for text in OPTIMIZERS]

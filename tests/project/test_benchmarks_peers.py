@@ -201,10 +201,11 @@ def test_the_line_of_versions(fake: str, monkeypatch: pytest.MonkeyPatch, harnes
         harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: "/nowhere"})
 
 
-def test_programs_of_the_tests(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_the_tests(fake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     peers = programs.peers
     monkeypatch.setenv(peers.VARIABLE, fake)
     programs.require_jax("0.99")
+    assert capsys.readouterr().out == f"the peer is JAX 0.99.1, on {fake}\n"
     with pytest.raises(pytest.skip.Exception, match=r"JAX 0\.10 is compared; the Python of the peers has 0\.99\.1"):
         programs.require_jax("0.10")
     program = "import jax, os\nprint('noise')\nfound = {given: [os.environ['XLA_FLAGS'][-1], jax.device_count()]}"

@@ -27,7 +27,7 @@ NAMES = {
     ),
     "jax.lax": (
         "all_gather all_to_all associative_scan axis_index axis_size cond fori_loop map pcast pmax pmean pmin ppermute pshuffle "
-        "psum psum_scatter pswapaxes scan stop_gradient switch while_loop with_sharding_constraint"
+        "psum psum_scatter pswapaxes ragged_all_to_all scan stop_gradient switch while_loop with_sharding_constraint"
     ),
     "jax.experimental.multihost_utils": (
         "assert_equal broadcast_one_to_all global_array_to_host_local_array host_local_array_to_global_array "

@@ -128,6 +128,8 @@ def collective(x: Block) -> Block:
     x = x + st.ppermute(x, "i", [(0, 1), (1, 0)]) + st.pshuffle(x, "i", [1, 0]) + st.pbroadcast(x, "i", 0)
     x = x + st.all_gather(x, "i").sum(0) + st.psum_scatter(st.all_gather(x, "i"), "i")
     x = x + st.all_to_all(x, "i", 0, 0, tiled=True) + st.pswapaxes(st.all_gather(x, "i"), "i", 0).sum(0)
+    none = np.zeros(2, int)
+    x = x + st.ragged_all_to_all(x, x, none, none, none, none, axis_name="i")
     typing.assert_type((st.axis_index("i"), st.axis_size("i"), st.psum(1, "i")), tuple[int, int, int])
     typing.assert_type(st.psum([1.0], "i"), list[float])
     return x + st.pcast(x, "i", to="unreduced") + st.pvary(st.psum(x, "i"), "i")

@@ -85,6 +85,7 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
     "ppermute": lambda x, name: st.ppermute(x, name, RING),
     "pshuffle": lambda x, name: st.pshuffle(x, name, [3, 2, 1, 0]),
     "pbroadcast": lambda x, name: st.pbroadcast(x, name, 0),
+    "ragged_all_to_all": lambda x, name: st.ragged_all_to_all(x, x, *[np.zeros(4, int)] * 4, axis_name=name),
     "axis_index": lambda x, name: st.axis_index(name),
     "axis_size": lambda x, name: st.axis_size(name),
 }
@@ -154,6 +155,13 @@ def for_each_collective(who: str, collective: Callable[[Any, Any], Any]) -> None
         another = "pmin" if who == "psum" else "psum"
         return over(lambda x: COLLECTIVES[at_2(another, who)](arrays(x), "i"), d)
 
+    @case(f"{who} once more", st.CollectiveError, f"{who} over 'i'", "{b}:2 called", "{b}:0, {b}:1, {b}:3 returned")
+    def again(d: Any) -> Any:
+        return over(lambda x: (collective(arrays(x), "i"), at_2(lambda: collective(arrays(x), "i"), int)()), d)
+
+    if who == "ragged_all_to_all":
+        return  # Its arguments are several arrays: see `test_ragged_exchange`.
+
     @case(f"{who} of another dtype", st.CollectiveError, f"{who} over 'i'", "{b}:2 called", "float32", "float64")
     def dtype(d: Any) -> Any:
         return over(lambda x: collective(st.astype(arrays(x), at_2("float32", "float64")), "i"), d)
@@ -165,10 +173,6 @@ def for_each_collective(who: str, collective: Callable[[Any, Any], Any]) -> None
     @case(f"{who} of another number of dimensions", st.CollectiveError, f"{who} over 'i'", "{b}:2 called")
     def ndim(d: Any) -> Any:
         return over(lambda x: collective(at_2(st.reshape(arrays(x), (2, 2)), arrays(x)), "i"), d)
-
-    @case(f"{who} once more", st.CollectiveError, f"{who} over 'i'", "{b}:2 called", "{b}:0, {b}:1, {b}:3 returned")
-    def again(d: Any) -> Any:
-        return over(lambda x: (collective(arrays(x), "i"), at_2(lambda: collective(arrays(x), "i"), int)()), d)
 
     @case(f"{who} of text", st.ArgumentTypeError, f"{who}: x is a str", "{b}:0")
     def text(d: Any) -> Any:

@@ -491,6 +491,7 @@ TENSORS = [
     (NegativeStridesCopy, "test_writes", "writes to a tensor are visible in its views only"),
     (WaitDoesNothing, "test_reshard", "a tensor has NumPy's elements"),
     (WaitDoesNothing, "test_collective_moves", "every program receives the operands of the others"),
+    (WaitDoesNothing, "test_collective_exchange_of_rows", "every program receives the operands of the others"),
     (ViewCopies, "test_writes", "writes to a tensor are visible in its views only"),
 ]
 

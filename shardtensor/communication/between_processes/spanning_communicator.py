@@ -20,6 +20,8 @@ from shardtensor.communication.all_reduce import Group
 from shardtensor.communication.array_communicator import ArrayCommunicator, parts_along
 from shardtensor.communication.between_processes.processes import cross, process_of
 from shardtensor.communication.between_processes.sums_across_processes import all_reduce_across, reduce_scatter_across
+from shardtensor.communication.communicator import Rows
+from shardtensor.communication.messages import copied
 
 
 class SpanningCommunicator(ArrayCommunicator):
@@ -83,6 +85,13 @@ class SpanningCommunicator(ArrayCommunicator):
     def _exchanged(self, arrays: Sequence[Any], cuts: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:
         columns = self._columns(arrays, cuts)
         return [self._put_together(k, [(a, k) for a in column], axis, tiled) for k, column in enumerate(columns)]
+
+    def _send_rows(self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool) -> list[Any]:
+        arrived = self._carried([(self._part(arrays, row), row.source, row.destination) for row in rows])
+        results = [copied(a, self.devices[k]) if k in self._here else a for k, a in enumerate(into)]
+        here = [(row, a) for row, a in zip(rows, arrived, strict=True) if row.destination in self._here]
+        self._place(results, [row for row, _ in here], [a for _, a in here], adds)
+        return [self._deliver(k, a) if k in self._here else a for k, a in enumerate(results)]
 
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         pairs = [(arrays[i], i, k) for k, i in enumerate(sources) if i is not None]

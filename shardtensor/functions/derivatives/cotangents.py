@@ -172,3 +172,17 @@ def unbroadcast(g: Any, recorded: Call, number: int, result: Any = None) -> Any:
     if more:
         g = call("squeeze", g, axis=tuple(range(more)))
     return g if count == 1 else g * count
+
+
+def without_rows(g: Any, rows: Any, begins: Any, sizes: Any) -> Any:
+    """Returns a cotangent with zeros in some slices of its first dimension, which may be empty.
+
+    Args:
+        g: the cotangent.
+        rows: the indices of its first dimension.
+        begins: where each slice begins.
+        sizes: its size.
+    """
+    ends = call("add", begins, sizes)
+    begun, ended = (call("searchsorted", call("sort", at), rows, side="right") for at in (begins, ends))
+    return call("where", call("reshape", call("greater", begun, ended), (-1, *[1] * (g.ndim - 1))), 0, g)

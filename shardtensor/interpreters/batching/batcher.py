@@ -126,6 +126,7 @@ class Batcher(Nested, CallInterpreter):
         named = dict(zip(op.params, params, strict=True))
         if not self._has_batched(operands) and self.axis_name not in names_of(named["axis_name"]):
             return bind_by(self.outer, op, operands, params)
+        _load_batching(op)
         try:
             return SPECIAL[op.name](self, op, operands, named)
         except ShardTensorError as error:
@@ -161,8 +162,7 @@ class Batcher(Nested, CallInterpreter):
         Raises:
             ArgumentTypeError: it has none.
         """
-        if op.parts.batching is not None:
-            importlib.import_module(op.parts.batching)
+        _load_batching(op)
         if op.name in SPECIAL:
             with self.outside():
                 return SPECIAL[op.name](self, op, operands, dict(zip(op.params, params, strict=True)))
@@ -236,6 +236,11 @@ class Batcher(Nested, CallInterpreter):
             moved = for_all(tensor(base._aval, base._storage), self.size, like.primal._aval, op.error_name)
             primal = mark_array(call("copy", moved))
         base._storage, base._aval = Batched(self, primal), _example(primal._aval)
+
+
+def _load_batching(op: Op) -> None:
+    if op.parts.batching is not None:
+        importlib.import_module(op.parts.batching)
 
 
 def names_of(axis_name: Any) -> tuple[Any, ...]:

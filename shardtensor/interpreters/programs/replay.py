@@ -204,13 +204,21 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
 
 
 def is_announcing(equation: Equation) -> bool:
-    """Whether the transfers of an equation follow from elements: those of an index, or of what its functions read."""
-    op = equation.op
-    inside = equation.programs.values() if op.signature.functions else ()
-    if any(is_announcing(e) for program in inside for e in program.equations):
+    """Whether the transfers of an equation follow from elements: those of an index, of what its functions read, or of
+    a collective in a map.
+    """
+    op, inside = equation.op, [e for program in equation.programs.values() for e in program.equations]
+    if any(map(is_announcing if op.signature.functions else _has_announcing_collective, inside)):
         return True
     index = equation.operands[2:] if "assigns" in op.tags else equation.operands[1:] if op.name == "gather" else ()
     return op.parts.announcing is not None or bool(vars_of(index))
+
+
+def _has_announcing_collective(equation: Equation) -> bool:
+    """Whether an equation of a program of a map is a collective whose transfers follow from elements, or has one."""
+    op, programs = equation.op, equation.programs.values()
+    is_one = "axis_name" in op.params and op.parts.announcing is not None
+    return is_one or any(_has_announcing_collective(e) for program in programs for e in program.equations)
 
 
 def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step:
@@ -240,9 +248,13 @@ def _recorded_as_it_runs() -> Iterator[None]:
 
 def only_read(equation: Equation, inferred: Step) -> Step:
     """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
-    operands only. A loop or a branch does not read its operands: its functions do.
+    operands only. A loop, a branch or a map does not read its operands: its functions do.
     """
-    read = [] if equation.op.signature.functions else [x.number for x in equation.operands if type(x) is Var]
+    read = (
+        []
+        if equation.op.signature.functions or equation.programs
+        else [x.number for x in equation.operands if type(x) is Var]
+    )
 
     def step(values: Values) -> None:
         for number in read:
@@ -373,7 +385,8 @@ def map_step(
     body_steps: Callable[[Program], Sequence[Step]],
     more: Callable[[], dict[int, Any]] = dict,
 ) -> Step:
-    """Returns the step of a map.
+    """Returns the step of a map. With a collective whose transfers follow from elements, it records all of them as it
+    runs.
 
     Args:
         equation: the equation.
@@ -385,11 +398,14 @@ def map_step(
     op, params = equation.op, equation.params
     free = {v.number for program in equation.programs.values() for v in program.free()}
     bodies = {number: _Body(program, body_steps(program)) for number, program in equation.programs.items()}
+    announces = interpreter is default_interpreter() and is_announcing(equation)
+    apply = (BOUND if announces else interpreter).apply
 
     def step(values: Values) -> None:
         around = {number: values[number] for number in free} | more()
         call = functools.partial(_run_program, bodies, around)
-        output = interpreter.apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
+        with _recorded_as_it_runs() if announces else contextlib.nullcontext():
+            output = apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
         _bind_results(values, equation.results, output)
         for number in dead:
             values[number] = None

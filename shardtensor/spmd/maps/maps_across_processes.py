@@ -45,7 +45,7 @@ from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import P
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.collective_call import Across, CollectiveCall
+from shardtensor.spmd.collective_call import Across, CollectiveCall, HostNumbers, read_all
 from shardtensor.spmd.scheduling.mapped_program import MapRun, Program, Rendezvous, current
 from shardtensor.tensor.pytree import form_of, keys_of, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor_of
@@ -281,13 +281,19 @@ def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:
 
 def _encoded(leaf: Any, devices: Devices) -> Any:
     """Returns what other processes know of a value of a program on these devices, as JSON has it: of an array, dtype
-    and shape; of a tensor over several devices, the layout, too; a Python scalar or None itself.
+    and shape; of a tensor over several devices, the layout, too; of numbers for the host, the elements; a Python scalar
+    or None itself.
 
     Raises:
         BackendError: it is another object, or a tensor on other devices.
     """
     if type(leaf) is _Text:
         return {"text": leaf}
+    if type(leaf) is HostNumbers:
+        read_all([leaf])
+        return {
+            "numbers": [(text_of(a.dtype), a.shape, a.tolist() if a.dtype.kind in "iu" else 0) for a in leaf.arrays]
+        }
     if leaf is None or type(leaf) in SCALARS:
         return {"complex": [leaf.real, leaf.imag]} if type(leaf) is complex else leaf
     if not isinstance(leaf, ShardedTensor):
@@ -309,6 +315,9 @@ def _encoded(leaf: Any, devices: Devices) -> Any:
 def _decoded(kind: Any, devices: Devices) -> Any:
     """Returns what stands for a value of a program on these devices, of other processes: arrays without elements."""
     if isinstance(kind, dict):
+        if "numbers" in kind:
+            arrays = [np.full(shape, values, np.dtype(dtype)) for dtype, shape, values in kind["numbers"]]
+            return HostNumbers(arrays, devices[0])
         return complex(*kind["complex"]) if "complex" in kind else _Text(kind["text"])
     if not isinstance(kind, list):
         return kind

@@ -171,6 +171,11 @@ def pmap(
         raise ArgumentTypeError(f"pmap: fn is {type_text(fn)}; wanted a function")
     if axis_name is not None and (not isinstance(axis_name, str) or not axis_name):
         raise ArgumentTypeError(f"pmap: axis_name is {axis_name!r:.60}; wanted a name, such as 'i'")
+    if args and isinstance(args[0], str):
+        raise ArgumentTypeError(
+            f"pmap: argument 0 is a str, {args[0]!r:.60}; wanted an array or a list to map over: the axis name is "
+            f"given by its keyword, axis_name={args[0]!r:.60}"
+        )
     mapped = _Pmap(fn, axis_name, in_axes, out_axes, static_argnums, devices, donate)
     return mapped(*args) if args else functools.update_wrapper(mapped, fn, updated=())
 

@@ -269,7 +269,7 @@ DISCRETE: dict[str, Callable[[Any], Any]] = {
 ELSEWHERE = """
     associative_scan cond fori_loop map scan switch while_loop
     map_overlap pmap shard shard_jit shard_map smap
-    all_gather all_to_all pbroadcast pcast pmax pmean pmin ppermute pprod pshuffle psum psum_scatter pswapaxes pvary
+    all_gather all_to_all pbroadcast pcast pmax pmean pmin ppermute pprod pshuffle psum psum_scatter pswapaxes pvary ragged_all_to_all
     auto_axes checkpoint_name custom_jvp custom_vjp explicit_axes hessian jacfwd jacrev linearize vmap accumulate mixed_precision
 """
 """Functions of functions, maps and functions of linear algebra, which have tests of their own."""

@@ -59,7 +59,25 @@ def check(fn: Callable[..., Any], *args: Any, jit: bool = True, twice: bool = Fa
 
 GROUPS = [[0, 2], [1, 3]]
 
+
+def ragged(x: Any, groups: Any = None) -> Any:
+    """Sends slices of x, some of which overlap, and some of which are empty, into another array that depends on x."""
+    sizes = np.array([[(i + 2 * k) % 3 for k in range(N)] for i in range(N)])
+    places = np.cumsum(sizes, axis=0) - sizes + 1
+    if groups is not None:  # Each program has numbers for its group only.
+        sizes, places = np.ones((N, 2), int), np.array([[1 + i // 2] * 2 for i in range(N)])
+    i = st.axis_index("i")
+    expected = sizes[:, i] if groups is None else sizes[i]
+    begins = np.arange(sizes.shape[1]) % 2 + i % 2
+    output = st.concat([st.cos(x), x[:4]])
+    return st.ragged_all_to_all(
+        x, output, begins, sizes[i], places[i], expected, axis_name="i", axis_index_groups=groups
+    )
+
+
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+    "ragged_all_to_all": ragged,
+    "ragged_all_to_all in groups": lambda x: ragged(x, GROUPS),
     "psum": lambda x: st.psum(x, "i"),
     "psum in groups": lambda x: st.psum(x, "i", axis_index_groups=GROUPS),
     "psum of trees": lambda x: st.psum({"a": x, "b": (x[0], 2)}, "i")["b"][0],
@@ -714,7 +732,7 @@ def test_gradients_have_the_bits_of_one_process(engine: str, processes: int, mon
         status, text = launch(engine, count, PROGRAM, limit=60)
         assert status == 0, text
         found.append({re.sub(r"^\[\d+\] ", "", line) for line in text.splitlines()})
-    assert len(found[1]) >= 12
+    assert len(found[1]) >= 14
     assert found[0] == found[1]
 
 
@@ -748,7 +766,7 @@ for name, text in bodies.items():
 
 @pytest.mark.full
 def test_gradients_are_those_of_jax() -> None:
-    peers.require_jax("0.10", "0.9")
+    peers.require_jax("0.10", "0.12")
     w, x = arguments()
     wanted = peers.run(_OF_JAX, (BODIES, np.asarray(w), np.asarray(x)), devices=N)
     space = {name: getattr(st, name) for name in st.__all__} | {"np": np}

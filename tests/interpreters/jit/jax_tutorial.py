@@ -6,6 +6,8 @@ Python.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,6 +56,11 @@ def cells(lib: Any, grid: Any, line: Any, typed: Any, device: Any) -> Iterator[t
         yield "add_arrays", lib.jit(add_arrays)(arg0, arg1)
     yield "types", known
 
+    for axes in ("x", ("x", "y")):  # on the mesh of the array, over one axis or over both
+        over = lib.NamedSharding(grid, spec(axes))
+        split = lib.jit(lambda x, over=over: lib.with_sharding_constraint(f_contract(x), over))
+        yield f"f_contract over {' '.join(axes)}", split(arr_sharded)
+
     def f_contract_2(x: Any) -> Any:
         return lib.with_sharding_constraint(f_contract(x), lib.NamedSharding(line, spec("x")))
 
@@ -87,6 +94,84 @@ def cells(lib: Any, grid: Any, line: Any, typed: Any, device: Any) -> Iterator[t
     yield "layer_sharded", mapped(layer_sharded, spec(), spec("x"), spec("x", None), spec())(x, weights, bias)
 
 
+def explicit_cells(lib: Any, grid: Any, line: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what the cells print that are written in another way where shardings are types, as on the meshes that
+    ``jax.make_mesh`` makes by default: arguments have the layouts of ``in_specs``, products and functions say the layout
+    of the result, and constraints are calls of ``reshard``.
+    """
+    xp, spec = lib.xp, lib.P
+    arr_sharded = lib.device_put(np.arange(32.0).reshape(4, 8), lib.NamedSharding(grid, spec("x", "y")))
+    with lib.use_mesh(grid):
+        yield "f_elementwise", lib.jit(lambda x: 2 * xp.sin(x) + 1)(arr_sharded)
+        yield "f_contract", lib.jit(lambda x: x.sum(axis=0))(arr_sharded)
+        yield "f_contract_2", lib.jit(lambda x: lib.reshard(x.sum(axis=0), spec(("x", "y"))))(arr_sharded)
+    by_rows = lib.NamedSharding(line, spec("x"))
+
+    def mapped(f: Callable[..., Any], out_specs: Any, *arguments: Any) -> Any:
+        in_specs = tuple(spec(*["x"] * (a.shape != (4,))) for a in arguments)
+        arguments = tuple(
+            lib.device_put(a, lib.NamedSharding(line, s)) for a, s in zip(arguments, in_specs, strict=True)
+        )
+        return lib.jit(lib.shard_map(f, mesh=line, in_specs=in_specs, out_specs=out_specs))(*arguments)
+
+    x = np.arange(32)
+    yield "f_elementwise_sharded", mapped(lambda x: 2 * xp.sin(x) + 1, spec("x"), x)
+    yield "sum in shard", mapped(lambda x: xp.sum(x, keepdims=True), spec("x"), x)
+    yield "psum", mapped(lambda x: lib.psum(xp.sum(x), "x"), spec(), x)
+
+    rng = np.random.default_rng(0)
+    x, weights, bias = rng.normal(size=(32,)), rng.normal(size=(32, 4)), rng.normal(size=(4,))
+    with lib.use_mesh(line):
+        layer = lib.jit(lambda x, w, b: 1 / (1 + xp.exp(-(xp.matmul(x, w, out_sharding=spec()) + b))))
+        yield "layer", layer(lib.device_put(x, by_rows), lib.device_put(weights, by_rows), bias)
+        placed = lib.jit(lambda x, w, b: layer(lib.reshard(x, spec("x")), lib.reshard(w, spec("x")), b))
+        yield "layer_constrained", placed(x, weights, bias)
+    yield (
+        "layer_sharded",
+        mapped(lambda x, w, b: 1 / (1 + xp.exp(-(lib.psum(x @ w, "x") + b))), spec(), x, weights, bias),
+    )
+
+
+SPECS: tuple[tuple[Any, ...], ...] = (
+    (), ("x",), ("y",), (None, "x"), (None, "y"), ("x", "y"), ("y", "x"), (("x", "y"),)
+)  # fmt: skip
+"""Layouts of a batch of activations, and of weights."""
+
+
+def activations(lib: Any, grid: Any, of_x: tuple[Any, ...]) -> list[str | None]:
+    """Returns the specs of what a layer gives for activations in a layout and weights in each; None where it is an error."""
+    xp = lib.xp
+    layer = lib.jit(lambda x, weights, bias: 1 / (1 + xp.exp(-(x @ weights + bias))))
+    found: list[str | None] = []
+    for of_weights in SPECS:
+        x, weights = (
+            lib.device_put(np.ones(shape), lib.NamedSharding(grid, lib.P(*spec)))
+            for shape, spec in (((16, 8), of_x), ((8, 8), of_weights))
+        )
+        try:
+            found.append(spec_names(layer(x, weights, np.ones(8))))
+        except lib.errors:
+            found.append(None)
+    return found
+
+
+def text_of(spec: tuple[Any, ...]) -> str:
+    """Returns a spec as text, such as ``x -`` or ``xy -``."""
+    return " ".join("".join(entry or "-") for entry in (*spec, None, None)[:2])
+
+
+def spec_names(x: Any) -> str:
+    """Returns the spec of an array as text: the names of the axes that split each dimension; those of one device have none."""
+    entries = getattr(x.sharding, "spec", None) or ()
+    return " ".join("".join(entry or "-") for entry in (*entries, *[None] * len(x.shape))[: len(x.shape)])
+
+
+def drawn_devices(text: str, ndim: int) -> list[list[str]]:
+    """Returns the numbers of the devices in each cell of a drawing of a layout; a long vector has several lines."""
+    lines = [re.findall(r"[A-Z]+ (\d[\d,]*)", line) for line in text.splitlines()]
+    return [line for line in lines if line] if ndim > 1 else [[*itertools.chain(*lines)]]
+
+
 Layout = tuple[str, list[Any]]
 """A memory kind, and for each device the first and the last index of its part in each dimension."""
 
@@ -97,13 +182,16 @@ def layout_of(kind: str, indices: Any, shape: Any) -> Layout:
 
 
 def found(lib: Any, *places: Any) -> dict[str, Any]:
-    """The layouts that a library prints."""
-    made: dict[str, Any] = {}
-    for name, x in cells(lib, *places):
-        if name == "types":
-            made[name] = x
-            continue
-        sharding = x.sharding
-        indices = sharding.devices_indices_map(tuple(x.shape)).items()
-        made[name] = [*layout_of(sharding.memory_kind, indices, x.shape), np.asarray(x, "float64").tolist()]
-    return made
+    """What a library prints: the memory kind, the part of each device, the values, the spec, and the cells of a drawing.
+
+    Drawings are None where the library cannot draw.
+    """
+    return {name: x if name == "types" else printed(lib, x) for name, x in cells(lib, *places)}
+
+
+def printed(lib: Any, x: Any) -> list[Any]:
+    indices = x.sharding.devices_indices_map(tuple(x.shape)).items()
+    values = np.asarray(x, "float64").tolist()
+    text = lib.draw(x) if x.shape else None  # of a scalar there is no drawing
+    drawn = None if text is None else drawn_devices(text, len(x.shape))
+    return [*layout_of(x.sharding.memory_kind, indices, x.shape), values, spec_names(x), drawn]
