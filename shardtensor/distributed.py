@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
-from shardtensor.backend.registry import local_devices, processes_of
+from shardtensor.backend.registry import local_devices
 from shardtensor.communication.between_processes.agreement import Agreement
 from shardtensor.communication.between_processes.difference import processes_text
 from shardtensor.communication.between_processes.forgotten import remind
@@ -40,7 +40,7 @@ from shardtensor.communication.between_processes.launchers import engine_and_lau
 from shardtensor.communication.between_processes.processes import JOB, connected
 from shardtensor.communication.between_processes.rounds import as_bytes
 from shardtensor.communication.engine_protocol import LateError, LostError
-from shardtensor.communication.transfer import gather_across
+from shardtensor.communication.transfer import gather_across, is_one_in_all
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
 from shardtensor.functions.placement.global_arrays import (
@@ -263,7 +263,7 @@ def process_allgather(in_tree: T, tiled: bool = False) -> T:
 
     Args:
         in_tree: a pytree of arrays, of the same structure, shapes and dtypes in all processes. Of a tensor whose
-            devices belong to several processes, the result is the whole tensor.
+            devices belong to several processes, or to the same one in all processes, the result is the whole tensor.
         tiled: whether the arrays are concatenated along their first dimension, whose sizes may differ; otherwise they
             are stacked along a new one.
 
@@ -281,7 +281,7 @@ def process_allgather(in_tree: T, tiled: bool = False) -> T:
     job = connected("process_allgather")
     results = []
     for leaf, path in zip(leaves(in_tree), paths(in_tree), strict=True):
-        if isinstance(leaf, ShardedTensor) and len(processes_of(leaf.sharding.mesh.flat)) > 1:
+        if isinstance(leaf, ShardedTensor) and process_count() > 1 and is_one_in_all(leaf, "process_allgather"):
             results.append(gather_across(leaf, "process_allgather"))
             continue
         array = _array("process_allgather", leaf, path)

@@ -285,6 +285,14 @@ def is_spanning(devices: tuple[Device, ...]) -> bool:
 
 
 @functools.lru_cache(8192)
+def in_other_process(devices: tuple[Device, ...]) -> bool:
+    """Whether all of these devices belong to one other process. It does not know whether this one makes the same calls:
+    calls on devices of one process concern only that process.
+    """
+    return is_spanning(devices) and len(processes_of(devices)) == 1
+
+
+@functools.lru_cache(8192)
 def backend_of_group(devices: tuple[Device, ...]) -> Backend:
     """Returns the backend that drives all of these devices.
 
@@ -496,5 +504,7 @@ def join_processes(process: int, name: str, devices: Sequence[Sequence[tuple[str
 
 def _forget_devices() -> None:
     """Clears what is known of devices: they have changed."""
-    for cached in (default_backend, backend_of_group, shared_memory, memory_space, is_spanning, processes_of):
+    for cached in (
+        default_backend, backend_of_group, shared_memory, memory_space, is_spanning, processes_of, in_other_process,
+    ):  # fmt: skip
         cached.cache_clear()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.checkpoint import values
 from shardtensor.checkpoint.manifest import ArrayRecord
 from shardtensor.checkpoint.pieces import Source, local_pieces
 from shardtensor.checkpoint.saved_layouts import layout_of
+from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Node, mapped, names_of, tree_of
 from shardtensor.communication.between_processes.processes import cross
 from shardtensor.errors import ArgumentTypeError, ConcretizationError, ShardTensorError
@@ -227,6 +229,30 @@ def _plan(
     grid = plan_grid(record.shape, record.dtype.itemsize, boxes, turn)
     metadata = _metadata(record.shape, record.dtype, grid.chunk, grid.inner)
     return ArrayPlan(record, metadata, grid, processes, boxes, pieces, kept)
+
+
+def divide_by_owners(plans: Sequence[ArrayPlan], job: JobPart) -> None:
+    """Lets one process write a tensor that is on its devices in all processes. Where each process has such a tensor of
+    its own instead, they have to be equal.
+
+    Raises:
+        DistributedError: the processes do not call the same.
+    """
+    own = [_owner(plan.kept) for plan in plans]
+    rows = [json.loads(row) for row in job.gather("processes of tensors", json.dumps(own))]
+    for plan, first, *others in zip(
+        plans, *rows, strict=False
+    ):  # If they save different trees, the comparison says so.
+        if first is not None and {first} == {first, *others}:
+            value = plan.kept._aval
+            plan.record = replace(plan.record, layout=layout_of(value.sharding, value.committed, True, True))
+            plan.processes = [first] * len(plan.processes)
+
+
+def _owner(kept: Any) -> int | None:
+    """Returns the process of a tensor on devices of one process."""
+    processes = processes_of(kept._aval.sharding.mesh.flat) if isinstance(kept, ShardedTensor) else ()
+    return min(processes) if len(processes) == 1 else None
 
 
 def exchange_borders(plans: Sequence[ArrayPlan], caller: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.backend.registry import is_spanning
+from shardtensor.backend.registry import processes_of
 from shardtensor.checkpoint import values
 from shardtensor.checkpoint.manifest import FILE, ArrayRecord, Manifest, open_checkpoint, while_unchanged
 from shardtensor.checkpoint.pieces import divided
@@ -18,7 +18,7 @@ from shardtensor.checkpoint.saved_layouts import placed
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.checkpoint.trees import Key, Node, mapped, names_of, python_tree, renamed, selected, shown
 from shardtensor.checkpoint.writing import Path, checked_path
-from shardtensor.communication.between_processes.processes import note
+from shardtensor.communication.between_processes.processes import is_common, note
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.files.checksums import crc32c
@@ -137,7 +137,7 @@ class _Wanted:
             like = like.sharding
         mesh = like.mesh if isinstance(like, NamedSharding) else like
         devices = mesh.flat if isinstance(mesh, Mesh) else (mesh,) if isinstance(mesh, Device) else ()
-        if devices and not is_spanning(devices):  # Each process has its own.
+        if devices and len(processes_of(devices)) == 1:  # Each process may have its own.
             like = f"local {like.spec if isinstance(like, NamedSharding) else ''}"
         is_layout = isinstance(like, (str, *_LAYOUTS))
         return f"in like {like if is_layout else type(like).__name__} for {python_tree(self.node)}"
@@ -271,7 +271,7 @@ def _in_layout(leaf: Any, caller: str) -> Any:
     if not isinstance(leaf, _Read):
         return leaf
     x, target = leaf
-    if x._aval.spans:
+    if is_common(x):
         x._identity = note(f"{caller}: {x.dtype}{list(x.shape)} {x.sharding.spec}")
     if x._aval is target:
         return x

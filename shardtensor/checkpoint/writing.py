@@ -11,7 +11,7 @@ from typing import Any
 
 from shardtensor.checkpoint.manifest import FILE
 from shardtensor.checkpoint.pieces import BLOCK
-from shardtensor.checkpoint.plans import exchange_borders, plan_save
+from shardtensor.checkpoint.plans import divide_by_owners, exchange_borders, plan_save
 from shardtensor.checkpoint.saving import Save
 from shardtensor.checkpoint.together import JobPart
 from shardtensor.communication.between_processes.processes import JOB
@@ -35,7 +35,8 @@ def save(
 
     In a job, all processes call this with the same path on a file system that they share. Each writes the elements that
     it holds, replicas are divided, and an error of one process is raised in all of them. Arrays of NumPy, numbers and
-    tensors on local devices have to be equal in all processes.
+    tensors on local devices have to be equal in all processes; a tensor that is on devices of the same process in all
+    of them is written by that process.
 
     Args:
         path: the folder, whose parent exists.
@@ -148,6 +149,7 @@ def start(
 
     plan = job.together("tree", planned)
     if job.count > 1:
+        divide_by_owners(plan.arrays, job)
         advice = "wanted the same path and tree, and equal arrays of NumPy, numbers and local tensors, in all processes"
         job.check_same([f"the path {name}, overwrite={overwrite}", *plan.rows()], advice)
     folder = _folder(job, name, overwrite, disk, before)

@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.backend.registry import backend_of, backend_of_group, is_remote, process_index, shared_memory
-from shardtensor.communication.between_processes.processes import described, everywhere, note
+from shardtensor.backend.registry import (
+    backend_of,
+    backend_of_group,
+    in_other_process,
+    is_remote,
+    process_index,
+    processes_of,
+    shared_memory,
+)
+from shardtensor.communication.between_processes.processes import connected, described, elsewhere, everywhere, note
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer_log import TransferBatch, announced, is_recording, record_copy, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
@@ -185,12 +193,18 @@ def announce_reading(x: Any) -> None:
 
 
 def gather(x: Any, caller: str = "gather") -> HostArray:
-    """Returns all elements of an operand in host memory, read-only by convention; the transfer is not recorded."""
+    """Returns all elements of an operand in host memory, read-only by convention; the transfer is not recorded.
+
+    Raises:
+        NotAddressableError: it is on devices of one other process.
+    """
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     if x._aval.backend.on_host:
         array: HostArray = whole_array(x, caller)
     elif x._aval.spans:
+        if in_other_process(devices := x._aval.sharding.mesh.flat):
+            raise elsewhere(devices)
         array = gather_across(x, caller)
     else:
         array = to_host_movement(x._aval, cells=True).run((buffers_of(x, caller),), x.dtype)[0]
@@ -209,6 +223,18 @@ def gather_across(x: ShardedTensor, caller: str, root: int | None = None) -> Hos
     into = [out[index] for index in indices] if receives else None
     everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root, into)
     return out
+
+
+def is_one_in_all(x: ShardedTensor, caller: str) -> bool:
+    """Whether all processes of a job have given one tensor, of which others than those of its devices have no elements;
+    otherwise each has given one on its own devices. All processes have to call this.
+    """
+    processes = processes_of(x._aval.sharding.mesh.flat)
+    if len(processes) > 1:
+        return True
+    # The process of the devices does not know what the others have.
+    call = f"{caller}: the process of {x.dtype}{list(x.shape)}"
+    return len(set(connected(caller).gather(call, min(processes).to_bytes(8, "little")))) == 1
 
 
 def read_here(x: ShardedTensor, caller: str, index: Index | None = None) -> HostArray:

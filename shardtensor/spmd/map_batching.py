@@ -34,20 +34,20 @@ def called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any])
         flags.append([list(map(batcher.differs, leaves(item))) for item in every])
         examples = [map_leaves(batcher.examples, item) for item in every]
         columns.append(MappedArgument(examples if each else examples[0], each, donated))
-    differing: dict[int, Flags] = {}
-    function = functools.partial(_program, batcher, params["fn"], flags, differing)
+    function = functools.partial(_program, batcher, params["fn"], flags)
     results = bind(op, (columns,), tuple((params | {"fn": function}).values()))
-    return [batcher.boxed(result, differing[k]) for k, result in enumerate(results)]
+    return [batcher.boxed(result, differing) for result, differing in results]
 
 
 def _program(
     batcher: Batcher,
     fn: Callable[..., Any],
     columns: Sequence[Sequence[Flags] | None],
-    differing: dict[int, Flags],
     *args: Any,
-) -> Any:
-    """Calls the function in one program, and notes which leaves of the result differ between examples."""
+) -> tuple[Any, Flags]:
+    """Calls the function in one program. Returns the result, and which of its leaves differ between examples: other
+    processes have to know that, too.
+    """
     program = current()
     assert program is not None
     mine = Batcher(batcher.size, batcher.axis_name)
@@ -58,9 +58,9 @@ def _program(
     try:
         with interpreting(mine):
             result = fn(*boxed)
-        differing[program.number] = list(map(mine.differs, leaves(result)))
+        differing = list(map(mine.differs, leaves(result)))
         with mine.outside():
-            return replaced(result, [mine.shown(mine.examples(y)) for y in leaves(result)])
+            return replaced(result, [mine.shown(mine.examples(y)) for y in leaves(result)]), differing
     finally:
         mine.ended = True
 

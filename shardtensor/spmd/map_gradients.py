@@ -113,7 +113,9 @@ class _Map:
 
     def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls the function in a program. Returns its result, what derivatives have saved, and what other processes
-        know of it: which leaves of the result depend on differentiated arguments, and a checksum of what it does.
+        know of it: the numbers of the leaves of the result that depend on differentiated arguments, a checksum of what
+        it does, and for processes that run no program the axes along which these leaves differ, as the bits of a number
+        for each, and the number of values that it closes over.
         """
         program = current()
         assert program is not None
@@ -137,7 +139,7 @@ class _Map:
         finally:
             tape.end()
         self.tapes[program.number] = tape
-        known = ([s is not None for s in states], checksum_of(tape)) if self._is_spanning else None
+        known = self._known(tape, self._input_axes[program.number]) if self._is_spanning else None
         arrays = tape.take_saved()
         if self.tape.outer is not None:
             return value, arrays, known
@@ -150,10 +152,15 @@ class _Map:
         outcomes = bind_by(tape.outer, op, (self.columns,), (functools.partial(self.forward, fn), *self.params))
         tapes = [self.tapes[i] for i in sorted(self.tapes)]
         closed = list(dict.fromkeys([state for t in tapes for state in t.closed()]))
+        if not tapes and any(count for *_, (*_, count) in outcomes):
+            raise ArgumentError(
+                f"{self.caller}: the function closes over values that are differentiated, and the map has no device of "
+                "this process, which cannot know them; pass them as arguments"
+            )
         if not self.inputs and not closed:
             return [result for result, *_ in outcomes]
-        if not self._is_spanning or len({checksum for *_, (_, checksum) in outcomes}) == 1:
-            self.types = types_of(tapes, self.axes, self._input_axes)
+        if not self._is_spanning or len({known[1] for *_, known in outcomes}) == 1:
+            self.types = types_of(tapes, self.axes, self._input_axes) if tapes else self._types_of(*outcomes[0][2])
         self.closed = [kind_of(state.primal) for state in closed]
         for t in tapes:
             numbers = t.closed()
@@ -162,16 +169,16 @@ class _Map:
         results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
         for i, (result, _, known) in enumerate(outcomes):
             values = leaves(result)
-            active = known[0] if known is not None else [out is not None for out in self.tapes[i].outs]
+            outs = known[0] if known is not None else _numbers(self.tapes[i])
             for k in range(len(values)):
-                if not active[k]:
+                if outs[k] is None:
                     outputs.append(None)
                     totals.append(None)
                 else:
                     values[k] = tape.variable(values[k])
                     values[k]._storage.save()  # A derivative may have saved it, too.
                     outputs.append(values[k]._storage)
-                    totals.append(self._one_value(values[k]._storage.number, tapes[0].outs, k))
+                    totals.append(self._one_value(values[k]._storage.number, outs[k]))
                 kinds.append(kind_of(values[k]))
             results.append(replaced(result, values))
         self._counts = [len(leaves(result)) for result in results]
@@ -186,9 +193,26 @@ class _Map:
         del self.tape, self.columns, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results
 
-    def _one_value(self, number: int, outs: Sequence[tuple[int, Any] | None], k: int) -> int | None:
+    def _known(self, tape: ProgramTape, inputs: Sequence[Axes]) -> tuple[list[int | None], int, list[int], int]:
+        """Returns what other processes know of a program; see `forward`."""
+        numbers, types = _numbers(tape), types_of([tape], self.axes, [inputs])
+        assert types is not None  # One program does the same as itself.
+        axes = [0 if n is None else sum(1 << self.names.index(name) for name in types.differ[n]) for n in numbers]
+        return numbers, checksum_of(tape), axes, len(tape.closed())
+
+    def _types_of(self, numbers: Sequence[int | None], _: int, axes: Sequence[int], __: int) -> Types | None:
+        """Returns the types of the results, in a process that runs no program, from what it knows of one of them."""
+        if any(row != self._input_axes[0] for row in self._input_axes):
+            return None
+        types = Types(self.axes)
+        for n, bits in zip(numbers, axes, strict=True):
+            if n is not None:
+                types.differ[n] = frozenset([name for k, name in enumerate(self.names) if bits >> k & 1])
+        return types
+
+    def _one_value(self, number: int, out: int | None) -> int | None:
         """Notes that a result is one value of all programs along some axes. Returns the number for its cotangent."""
-        if self.types is None or (out := outs[k]) is None or not (one := self.axes - self.types.differ[out[0]]):
+        if self.types is None or out is None or not (one := self.axes - self.types.differ[out]):
             return None
         total = self.tape.next_number
         self.tape.next_number += 1
@@ -262,6 +286,11 @@ class MapDerivative(Recording):
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls a map, and records it."""
         return _Map(tape, operands[0], params).record(op, params[0])
+
+
+def _numbers(tape: ProgramTape) -> list[int | None]:
+    """Returns the numbers of the results of a program; None for those without a derivative."""
+    return [out and out[0] for out in tape.outs]
 
 
 def _columns(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:

@@ -1,10 +1,12 @@
 """Gradients of programs over the devices of all processes: prints a line for each, the same in every process.
 
-The lines have the bits of the gradients, which are those of one process with as many devices.
+The lines have the bits of the gradients, which are those of one process with as many devices. An argument is the number
+of the processes whose devices the maps have, if these are not all.
 """
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +20,8 @@ if __name__ == "__main__":
 
 import shardtensor as st
 
-MESH = st.make_mesh((len(st.devices()),), ("i",))
+DEVICES = [d for d in st.devices() if d.process_index < int([*sys.argv, "1000"][1])]
+MESH = st.make_mesh((len(DEVICES),), ("i",), devices=DEVICES)
 RNG = np.random.default_rng(0)
 
 

@@ -1,6 +1,7 @@
 """Runs random programs with collectives in maps over the devices of all processes: ``spanning_maps.py FIRST LAST``.
 
-Each process compares the arrays of its own devices with NumPy's. The arguments are the range of seeds.
+Each process compares the arrays of its own devices with NumPy's. The arguments are the range of seeds; a third one is the
+number of the processes whose devices the maps have, if these are not all.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ def results(lines: Sequence[str], map_by: Callable[..., None], mesh: st.Mesh, in
     return found
 
 
-def run(seed: int) -> None:
+def run(seed: int, processes: int) -> None:
     """Runs one program, by one map, by one in another for each axis, or by one whose calls have several devices: all of
     a process, or some of each.
     """
     dice = Dice(seed)
-    count, processes = st.device_count(), distributed.process_count()
+    known = [d for d in st.devices() if d.process_index < processes]
+    count = len(known)
     ways = {"shard_map": 3, "maps_in_maps": 2, "pmap_of_arrays": 2, "rows_by_shard_map": 1, "rows_by_pmap_of_arrays": 1}
+    if processes < distributed.process_count():
+        ways = {"shard_map": 1}
     way = dice.pick([way for way, times in ways.items() for _ in range(times)])
     in_rows = way in programs.ROWS
     grids = [grid for grid in programs.GRIDS if math.prod(grid) == count]
@@ -69,9 +73,9 @@ def run(seed: int) -> None:
     with quietly():
         for _ in range(12):
             author.write()
-    devices = np.array(st.devices(), object)
+    devices = np.array(known, object)
     if way == "shard_map" or (len(grid) == 1 and not in_rows):
-        devices = np.array(author.permuted(st.devices()), object)
+        devices = np.array(author.permuted(known), object)
     elif dice.once_in(2):
         devices = devices.reshape(processes, -1).T.ravel()
     sizes, names = ((*grid, count // grid[0]), ("x", "r")) if in_rows else (grid, NAMES[: len(grid)])
@@ -88,9 +92,9 @@ def run(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    for number in range(*map(int, sys.argv[1:])):
+    for number in range(*map(int, sys.argv[1:3])):
         try:
-            run(number)
+            run(number, int(sys.argv[3]) if sys.argv[3:] else distributed.process_count())
         except BaseException as error:
             error.add_note(f"seed {number}")
             raise

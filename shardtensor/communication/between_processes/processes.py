@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index, processes_of
+from shardtensor.backend.registry import (
+    array_backend,
+    backend_of,
+    in_other_process,
+    is_remote,
+    process_index,
+    processes_of,
+)
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.between_processes.rounds import MOST, Packet, Parcel, as_bytes, boxes, rounds
@@ -95,6 +102,11 @@ def is_common(x: Any) -> bool:
     if JOB.agreement is None or type(x) is not ShardedTensor:
         return False
     return len(processes_of(x._aval.sharding.mesh.flat)) > 1
+
+
+def leaves_out(devices: tuple[Device, ...]) -> bool:
+    """Whether there are processes without any of these devices, while several have some of them."""
+    return 1 < len(processes_of(devices)) < connected("leaves_out").engine.process_count
 
 
 def note_error(call: str, values: Any, error: BaseException) -> None:
@@ -195,9 +207,14 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
         results: for each device of this process an array, None, or a tuple of them; anything for the others.
         devices: the devices.
         caller: the name of the operator.
+
+    Raises:
+        NotAddressableError: all devices are in one other process.
     """
     import json  # Programs of one process do not need it.
 
+    if in_other_process(tuple(devices)):
+        raise elsewhere(devices)
     own = {k: _layout(results[k]) for k, device in enumerate(devices) if not is_remote(device)}
     arrays = list(results)
     for text in gather_texts(f"{caller}: shapes", json.dumps(own)):
@@ -219,6 +236,18 @@ def _remote_of(layout: Any) -> Any:
     if isinstance(layout, dict):
         return tuple(map(_remote_of, layout["parts"]))
     return RemoteArray(layout[1], np.dtype(layout[0]))
+
+
+def elsewhere(devices: Sequence[Device], caller: str = "") -> NotAddressableError:
+    """Returns the error of a call whose result has a shape, or a form, that follows from what devices compute; see
+    `in_other_process`.
+    """
+    (process,) = processes_of(tuple(devices))
+    return NotAddressableError(
+        f"{caller}{': ' if caller else ''}shape and form of the result follow from what process {process} computes, "
+        "and calls on devices of one process concern only that process; make this call there, and let st.empty(shape, "
+        "dtype=dtype, device=sharding) stand for the result here, or use a mesh of several processes"
+    )
 
 
 def process_of(device: Device) -> int:
@@ -332,7 +361,7 @@ class _Freight:
             if self._into[number] is None and self._parcels[number].receiver == self._here:
                 self._into[number] = self._empty(number)
         job, call = connected(caller), f"{caller}: {plan.text}"
-        if plan.longest <= SHORT and job.sends_short:
+        if plan.longest <= SHORT and len(plan.packets) == 1 and job.sends_short:
             self._send_short(job, call, plan.packets[0], SHORT)
         else:
             job.stream(call, map(self._round, plan.packets))

@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardtensor.backend.registry import processes_of
+from shardtensor.backend.registry import in_other_process, processes_of
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
-from shardtensor.communication.between_processes.processes import described, note
+from shardtensor.communication.between_processes.processes import described, elsewhere, note
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer
+from shardtensor.communication.transfer_log import announced
 from shardtensor.core import OPS, Op, implements
-from shardtensor.errors import ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.algorithms.first_device import FirstDevice, alone, each_of, is_few
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
 from shardtensor.functions.placement.transfers import infer_transfer, transfer_to
@@ -158,7 +159,9 @@ class _Algorithm:
         the algorithm computes.
         """
         kinds, params = self._split(avals_and_params)
-        shares, few, shardings = kinds[0].memory is not None, is_few(*kinds), self._shardings(*avals_and_params)
+        few, shardings = is_few(*kinds), self._shardings(*avals_and_params)
+        # Of operands of several processes, all processes choose alike, also the one that has all of the first.
+        shares = kinds[0].memory is not None and not any(isinstance(k, Aval) and k.spans for k in kinds)
         if not shares and not few:
             return None, None
         whole = self.whole(*map(_laid_out, kinds, shardings), **params)
@@ -214,7 +217,16 @@ class _Algorithm:
         if not lacking and len(processes_of(shardings[0].mesh.flat)) > 1:
             note(f"{self.name}({', '.join(map(described, (*operands, *params)))})")
         shards = [_shards(y, target, self.name, lacking) for y, target in zip(operands, shardings, strict=True)]
-        kind: Callable[..., Any] = AbstractCommunicator if lacking else communicator
+        devices = shardings[0].mesh.flat
+        if lacking or not in_other_process(devices):
+            return self._by_messages(shards, AbstractCommunicator if lacking else communicator, params)
+        try:
+            with announced():
+                return self._by_messages([_inferred_shards(x.value) for x in shards], AbstractCommunicator, params)
+        except ConcretizationError:
+            raise elsewhere(devices) from None
+
+    def _by_messages(self, shards: Sequence[Shards], kind: Callable[..., Any], params: Sequence[Any]) -> Any:
         along = functools.partial(MeshCommunicator, self.name, shards[0].value, kind=kind, explicit=not self.moves)
         return self.body(*shards, along, **dict(zip(self.op.params, params, strict=True)))
 
@@ -242,5 +254,9 @@ def _shards(y: Any, sharding: NamedSharding, caller: str, lacking: bool) -> Shar
         return shards_of(value, move.shards(y, caller))
     announce_reading(y)
     move.infer(caller)
+    return _inferred_shards(value)
+
+
+def _inferred_shards(value: Aval) -> Shards:
     grid = value.grid
     return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])

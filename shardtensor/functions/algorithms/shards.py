@@ -5,24 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of, is_remote, processes_of
+from shardtensor.backend.registry import backend_of, in_other_process, is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.between_processes.processes import completed, everywhere
+from shardtensor.communication.between_processes.processes import completed, elsewhere, everywhere
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import HostCopies
-from shardtensor.errors import NotAddressableError
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Ints, Shape
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.tensor.operands import host_aval
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, memories_of, new_buffers
 
 Kernel = Callable[..., Any]
@@ -75,7 +74,7 @@ class Shards:
         """
         return self.of(self._each(kernel, (self.arrays, *columns)))
 
-    def of(self, arrays: Sequence[Any]) -> Shards:
+    def of(self, arrays: Sequence[Any]) -> Self:
         """Returns other arrays on the same devices: those that a collective returned."""
         return type(self)(self.value, arrays)
 
@@ -163,7 +162,12 @@ def _write(xp: Any, out: Any, array: Any) -> None:
 class SpanningShards(Shards):
     """The shards of a tensor that spans processes: kernels run on the devices of this process, and the arrays of other
     devices are known by their shapes and dtypes.
+
+    Attributes:
+        are_tuples: whether the arrays are tuples, the shapes of which are not declared.
     """
+
+    are_tuples = False
 
     def map(
         self,
@@ -175,8 +179,10 @@ class SpanningShards(Shards):
     ) -> Shards:
         """See `Shards`."""
         arrays = self._each(kernel, (self.arrays, *columns))
-        if tuples or any(isinstance(one, tuple) for one in self.arrays):  # The shapes of their arrays are not declared.
-            return self.of(completed(arrays, self.devices, "map"))
+        if tuples or self.are_tuples:  # All processes have to decide alike, also those in which a kernel returns None.
+            result = self.of(completed(arrays, self.devices, "map"))
+            result.are_tuples = tuples
+            return result
         for k, device in enumerate(self.devices):
             if is_remote(device):
                 arrays[k] = RemoteArray(shape(self.arrays[k].shape), np.dtype(dtype))
@@ -192,8 +198,8 @@ class SpanningShards(Shards):
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`: the arrays of all processes."""
-        if len(processes_of(tuple(self.devices))) == 1:
-            raise NotAddressableError(f"a tensor of {self.devices[0]}, which is in another process, is read")
+        if in_other_process(tuple(self.devices)):
+            raise elsewhere(self.devices)
         return everywhere(self.arrays, self.devices, "to_host")
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
@@ -244,6 +250,10 @@ class AbstractShards(Shards):
     def empty(cls, value: Aval) -> Shards:
         """See `Shards`."""
         return cls(value, ())
+
+    def tensor(self) -> ShardedTensor:
+        """See `Shards`: the tensor, whose devices are all in another process."""
+        return tensor_of(self.value, new_buffers(self.value)[0])
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""

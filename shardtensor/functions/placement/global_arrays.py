@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import is_remote, process_index, processes_of
+from shardtensor.backend.registry import in_other_process, is_remote, is_spanning, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_processes.processes import connected, described, note, notes_errors
 from shardtensor.communication.messages import send
-from shardtensor.communication.transfer import gather_across
+from shardtensor.communication.transfer import gather_across, is_one_in_all
 from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.host.units import counted
@@ -83,11 +83,13 @@ def make_array_from_process_local_data(sharding: Any, local_data: Any, global_sh
         sharding: the sharding of the tensor, of a mesh that may span processes; a bare `P` is on the mesh in use.
         local_data: the part of this process, or a pytree of parts, of each of which the result has a tensor; lists of
             numbers are arrays. A dimension may also have its whole size, of which the devices take their parts.
-            Processes that hold the same elements have to give the same: they are not compared.
+            Processes that hold the same elements have to give the same: they are not compared. Of a process without a
+            device of the sharding, only the dtype and the number of dimensions are used.
         global_shape: the shape of the tensor; by default, it follows from the sizes of all parts, which the processes
             exchange. Of a pytree, one for all parts or a prefix tree of shapes, as ``sharding`` may be of shardings.
 
     Raises:
+        ArgumentError: all devices are in another process, and ``global_shape`` is not given.
         ShapeError: the shape of the part is not that of the box, or the parts do not make up a tensor by the split
             rule.
 
@@ -130,8 +132,8 @@ def _from_part(name: str, where: Any, part: Any, global_shape: Any) -> ShardedTe
     sizes = _whole_shape(name, sharding, data.shape) if global_shape is None else checked_shape(global_shape, name)
     if len(sizes) != data.ndim:
         raise ShapeError(f"{name}: local_data has {counted(data.ndim, 'dimension')}, and global_shape {len(sizes)}")
-    grid, box = sharding.grid(sizes), _box(name, sharding.grid(sizes))
-    begins = []
+    grid, begins = sharding.grid(sizes), []
+    box = _box(name, grid) if _here(grid) else [(0, n) for n in data.shape]
     for d, (n, whole, (begin, end)) in enumerate(zip(data.shape, sizes, box, strict=True)):
         if n not in (whole, end - begin):
             raise ShapeError(
@@ -235,7 +237,8 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 
 
 def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
-    """Returns a tensor as a host array in one process, and None in the others. All processes have to call this.
+    """Returns a tensor as a host array in one process, and None in the others. All processes have to call this. Where
+    each gives a tensor on devices of its own, the result is that of the one process.
 
     Args:
         x: the tensor.
@@ -252,7 +255,7 @@ def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
     count = connected("gather_to").engine.process_count
     if not 0 <= root < count:
         raise ArgumentError(f"gather_to: root is {root}; the processes are numbered from 0 to {count - 1}")
-    if not x._aval.spans:
+    if not is_one_in_all(x, "gather_to"):
         note(f"gather_to({described(x)}, {root})")
         return np.array(x) if root == process_index() else None
     array = gather_across(x, "gather_to", root)
@@ -295,20 +298,23 @@ def _ends(caller: str, grid: Grid) -> list[tuple[int, tuple[int, int]]]:
 
 def _whole_shape(caller: str, sharding: NamedSharding, shape: Shape) -> Shape:
     """Returns the shape of the tensor of which the processes have parts, this one a part of the given shape."""
-    unsized = sharding.grid(tuple([0] * len(shape)))
-    ends = [last for _, last in _ends(caller, unsized)]
-    if not any(map(is_remote, sharding.mesh.flat)):
+    devices, unsized = sharding.mesh.flat, sharding.grid(tuple([0] * len(shape)))
+    if in_other_process(devices):
+        raise ArgumentError(f"{caller}: all devices of the sharding are in another process; give global_shape")
+    is_here = bool(_here(unsized))
+    ends = [last for _, last in _ends(caller, unsized)] if is_here else [(-1, -1)] * len(shape)
+    if not is_spanning(devices):
         return shape
     record = np.array([*itertools.chain.from_iterable(ends), *shape], np.int64).tobytes()
     call_text = f"{caller}({counted(len(shape), 'dimension')}, {sharding.spec})"
     rows = [np.frombuffer(row, np.int64).tolist() for row in connected(caller).gather(call_text, record)]
     sizes = []
     for d in range(len(shape)):
-        parts = {(row[2 * d], row[2 * d + 1]): row[2 * len(shape) + d] for row in rows}
+        parts = {(row[2 * d], row[2 * d + 1]): row[2 * len(shape) + d] for row in rows if row[2 * d] >= 0}
         sizes.append(sum(parts.values()))
     whole = tuple(sizes)
     offsets = sharding.grid(whole).offsets
-    for d, ((first, last), n) in enumerate(zip(ends, shape, strict=True)):
+    for d, ((first, last), n) in enumerate(zip(ends, shape, strict=True) if is_here else ()):
         size = int(offsets[d][last + 1] - offsets[d][first])
         if n != size:
             raise ShapeError(

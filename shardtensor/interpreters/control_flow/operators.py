@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from shardtensor.backend.registry import in_job
+from shardtensor.communication.between_processes.processes import leaves_out
+from shardtensor.communication.transfer import gather_across
 from shardtensor.core import call, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.random.random_keys import Key
@@ -210,7 +212,11 @@ def result_array(caller: str, y: Any) -> Any:
 
 def read(x: Any) -> Any:
     """Returns a scalar whose element all processes have: in a job, an element of a tensor is in some of them."""
-    return call("copy", x) if type(x) is ShardedTensor and in_job() else x
+    if type(x) is not ShardedTensor or not in_job():
+        return x
+    x = call("copy", x)
+    # Processes without a device of the tensor have to take the same branches, and to make as many trips.
+    return gather_across(x, "read") if type(x._storage) is Storage and leaves_out(x.sharding.mesh.flat) else x
 
 
 def check_scalar(caller: str, name: str, x: Any, kinds: str) -> None:

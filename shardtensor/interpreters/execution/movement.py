@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import backend_of, memory_space
+from shardtensor.backend.registry import backend_of, is_spanning, memory_space
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, gather, pieces_of
@@ -73,14 +73,19 @@ def execute_movement(
             results = _reshaped(results, grid.devices, grid.shape)
         return tensor(value, offloaded(value, results))
 
-    return on_host if value.backend.on_host else per_cell
+    return on_host if _is_on_host(value, schedule) else per_cell
+
+
+def _is_on_host(value: Aval, schedule: Move) -> bool:
+    """Whether a movement is executed on whole buffers; operands of other processes send only what is needed."""
+    return value.backend.on_host and not any(is_spanning(grid.devices) for grid in schedule.sources)
 
 
 def copies(moved: DataMovement, value: Aval, schedule: Move, held: Sequence[Cells]) -> bool:
     """Whether the result of a movement is in other memory than its operands; see `execute_movement`."""
     if value.memory is None:
         return True
-    if value.backend.on_host:
+    if _is_on_host(value, schedule):
         return moved.copies
     movement = TransferPlan(moved.regions, schedule.sources, schedule.result)
     return (_between_cells(moved, held, value.cells) or movement).makes_new()

@@ -365,6 +365,11 @@ def _is_in_float32(operands: Sequence[Any]) -> bool:
     return any(is_small_float(getattr(x, "dtype", None)) for x in operands)
 
 
+def _is_spanning(x: Any) -> bool:
+    """Whether an operand has devices of other processes, which send only what a write needs."""
+    return type(x) is ShardedTensor and x._aval.spans
+
+
 def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
     """Binds ``base`` to a new value in which ``write_op`` has replaced the elements of ``view_spec``.
 
@@ -401,7 +406,7 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
                 free = ()
             write_state.forget()
             taken = WriteTransaction(base, view_spec, storage, free)
-            if base._aval.backend.on_host:
+            if base._aval.backend.on_host and not any(map(_is_spanning, write_op.operands)):
                 new = taken.on_host(write_op)
             else:
                 written = taken.on_devices(write_op)

@@ -10,14 +10,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.backend.registry import array_backend, backend_of, is_remote, is_spanning, processes_of
+from shardtensor.backend.registry import (
+    array_backend,
+    backend_of,
+    in_other_process,
+    is_remote,
+    is_spanning,
+    processes_of,
+)
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.between_processes.difference import numbers_text, processes_text
@@ -25,7 +33,9 @@ from shardtensor.communication.between_processes.processes import (
     compared,
     connected,
     described_array,
+    elsewhere,
     gather_texts,
+    leaves_out,
     note,
 )
 from shardtensor.errors import BackendError, CollectiveError, ShapeError, type_text
@@ -37,7 +47,7 @@ from shardtensor.sharding.spec import P
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.collective_call import Across, CollectiveCall, HostNumbers, read_all
 from shardtensor.spmd.scheduling.mapped_program import MapRun, Program, Rendezvous, current
-from shardtensor.tensor.pytree import form_of, leaves, replaced
+from shardtensor.tensor.pytree import form_of, keys_of, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor_of
 from shardtensor.tensor.value import aval, new_buffers
 
@@ -48,21 +58,20 @@ Devices = tuple[Device, ...]
 def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Devices, ...]:
     """Returns the devices of each program of a map, if some of them are in other processes; otherwise nothing.
 
-    A program runs in the processes of its devices: in one of them, or in all.
+    A program runs in the processes of its devices: in one of them, or in all. Processes without a device run none, and
+    learn from the others which results there are.
 
     Raises:
-        BackendError: a program has devices of some processes, or a process has no program.
+        BackendError: a program has devices of several processes, but not of all.
+        NotAddressableError: all devices are in one other process, whose maps do not concern this one.
     """
     devices = tuple([mesh.flat for mesh in submeshes])
     every = tuple(itertools.chain.from_iterable(devices))
     if not is_spanning(every):
         return ()
+    if in_other_process(every):
+        raise elsewhere(every, caller)
     count = connected(caller).engine.process_count
-    if len(processes_of(every)) < count:
-        raise BackendError(
-            f"{caller}: the devices are in {len(processes_of(every))} of {counted(count, 'process', 'processes')}; "
-            "wanted all"
-        )
     of_each = {len(processes_of(own)) for own in devices}
     if of_each not in ({1}, {count}):
         raise BackendError(
@@ -330,20 +339,62 @@ def results_across(results: Sequence[Any], across: Sequence[Devices], caller: st
 
     Raises:
         ShapeError: programs return pytrees of different forms.
-        BackendError: a program returns something else than tensors and numbers.
+        BackendError: a program returns something else than tensors and numbers; or the map leaves out processes, and
+            a program returns another pytree than lists, tuples and dicts.
     """
     own = {n: x for n, x in enumerate(results) if not is_elsewhere(across[n])}
-    if len(own) == len(results):
+    all_know = not leaves_out(tuple(itertools.chain.from_iterable(across)))
+    if len(own) == len(results) and all_know:
         return list(results)
-    first = next(iter(own.values()))
-    record = {n: (str(form_of(x)), _result_kinds(x, across[n], caller)) for n, x in own.items()}
-    all_results = list(results)
-    for key, (form, kinds) in itertools.chain.from_iterable(row.items() for row in _ended(record, caller)):
-        if form != str(form_of(first)):
-            raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {form_of(first)}")
+    record = {
+        n: (str(form_of(x)) if all_know else _structure(x, caller), _result_kinds(x, across[n], caller))
+        for n, x in own.items()
+    }
+    rows = list(itertools.chain.from_iterable(row.items() for row in _ended(record, caller)))
+    all_results, (_, (first, _)) = list(results), rows[0]
+    for key, (form, kinds) in rows:
+        if form != first:
+            raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {first}")
         if int(key) not in own:
-            all_results[int(key)] = replaced(first, [_elsewhere(kind, across[int(key)], caller) for kind in kinds])
+            values = [_elsewhere(kind, across[int(key)], caller) for kind in kinds]
+            all_results[int(key)] = replaced(next(iter(own.values())), values) if own else _tree(form, iter(values))
     return all_results
+
+
+def _structure(tree: Any, caller: str) -> Any:
+    """Returns the structure of a result, as JSON has it, from which processes without a call make such a pytree.
+
+    Raises:
+        BackendError: they cannot.
+    """
+    if (entries := keys_of(tree)) is None:
+        return None
+    kind = type(tree)
+    name = [kind.__module__, kind.__qualname__]
+    is_known = kind in (list, tuple, dict) or (issubclass(kind, tuple) and _class_of(name) is kind)
+    if not is_known or not all(type(key) in (str, int) for key, _ in entries):
+        raise BackendError(
+            f"{caller}: a call returns {type_text(tree)}, and the map leaves out processes, which cannot make one; "
+            "wanted lists, tuples, named tuples of a module, and dicts with keys that are strings or integers"
+        )
+    return [name, [[key, _structure(child, caller)] for key, child in entries]]
+
+
+def _class_of(name: Sequence[str]) -> Any:
+    """Returns the class of that module and name; None if there is none."""
+    module, qualified = name
+    return functools.reduce(lambda x, part: getattr(x, part, None), qualified.split("."), sys.modules.get(module))
+
+
+def _tree(structure: Any, values: Iterator[Any]) -> Any:
+    """Returns a pytree with these leaves; see `_structure`."""
+    if structure is None:
+        return next(values)
+    kind = _class_of(structure[0])
+    children = {key: _tree(child, values) for key, child in structure[1]}
+    if kind is dict:
+        return children
+    return kind(children.values()) if kind in (list, tuple) else kind(*children.values())
 
 
 def _ended(record: Any, caller: str) -> Sequence[Any]:

@@ -119,10 +119,10 @@ def _check_room(left: int = _ROOM) -> None:
 def _may_have_helpers(devices: Sequence[tuple[Device, ...]]) -> bool:
     """Returns whether helper threads may run programs on these devices, some of which are in other processes."""
     here = [own for own in devices if not all(map(is_remote, own))]
-    # Programs of all processes make the same calls in the same order in each of them.
-    in_all = any(map(is_remote, here[0]))
+    # Programs of several processes make the same calls in the same order in each of them.
+    in_several = any(map(is_remote, here[0])) if here else True
     # A single program on one device needs one thread.
-    return not in_all and (len(here) > 1 or len(here[0]) > 1)
+    return not in_several and (len(here) > 1 or len(here[0]) > 1)
 
 
 class Scheduler:
