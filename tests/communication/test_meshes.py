@@ -62,7 +62,7 @@ def test_meshes_of_separate_memories(backend: str, devices: int, monkeypatch: py
 @pytest.mark.parametrize(
     ("processes", "count", "backend", "thresholds", "examples", "names"),
     [
-        pytest.param(3, 2, "numpy", "low", 3, SLICE, id="slice"),
+        pytest.param(3, 2, "numpy", "low", 3, SLICE, id="slice", marks=FULL),
         pytest.param(3, 2, "numpy", "none", 20, sorted(CASES), id="all", marks=FULL),
         pytest.param(3, 2, "numpy", "low", 20, sorted(CASES), id="all-low", marks=FULL),
         pytest.param(4, 1, "numpy", "low", 10, sorted(CASES), id="all-low-4x1", marks=FULL),
@@ -91,6 +91,7 @@ def test_random_programs_in_maps_of_some_processes(processes: int, devices: int,
     assert status == 0, text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [2])
 def test_gradients_of_maps_of_some_processes_have_the_bits_of_one_process(
     devices: int, monkeypatch: pytest.MonkeyPatch

@@ -177,7 +177,9 @@ def test_arrays_say_what_is_here() -> None:
 
 
 def test_the_name_of_the_axis_is_a_keyword() -> None:
-    with pytest.raises(st.ArgumentTypeError, match=r"argument 0 is a str; .*, or axis_name='i' if it is the name of the axis"):
+    with pytest.raises(
+        st.ArgumentTypeError, match=r"argument 0 is a str; .*, or axis_name='i' if it is the name of the axis"
+    ):
         st.pmap(double, "i")
     for keyword, words in (
         ("axis_size", "leave it out"),
