@@ -63,7 +63,7 @@ def _deferred(program: Program, setting: Setting, count: int) -> Program:
 
 def _with_functions(program: Program, setting: Setting, count: int) -> tuple[Program, int]:
     """Returns a program with deferred sums in the functions of its loops and branches, and the number of the next
-    value.
+    value. (The calls of a map have one device each, and no partial sums.)
     """
     equations = list(program.equations)
     for k, equation in enumerate(equations):
@@ -72,8 +72,10 @@ def _with_functions(program: Program, setting: Setting, count: int) -> tuple[Pro
             for number, function in equation.programs.items():
                 programs[number] = _deferred(function, setting, count)
                 count = max(count, programs[number].next_number())
-            equations[k] = dataclasses.replace(equation, programs=programs)
-    return dataclasses.replace(program, equations=equations), count
+            if any(programs[number] is not function for number, function in equation.programs.items()):
+                equations[k] = dataclasses.replace(equation, programs=programs)
+    is_same = all(before is after for before, after in zip(program.equations, equations, strict=True))
+    return (program if is_same else dataclasses.replace(program, equations=equations)), count
 
 
 def partial_axes(equation: Equation) -> Sequence[str]:
