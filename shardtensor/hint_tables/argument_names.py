@@ -69,6 +69,7 @@ ARGUMENTS: Hints = {
     ),
     **each("delimiter skiprows usecols", f"text is NumPy's: {TEXT}"),
     "dtype": "cast the result: `x.astype('float32')`",
+    "key.dtype": "leave it out: keys are no arrays: `st.random.key(0)`",
     "ndmin": "`st.atleast_2d(x)`",
     "descending": "`st.flip(st.sort(x, axis=-1), axis=-1)`",
     **each("keep_unused inline compiler_options spmd_axis_name", "leave it out: it is an option of XLA"),
@@ -80,7 +81,9 @@ ARGUMENTS: Hints = {
     "names": "leave it out: the dimensions of a tensor have numbers, and no names",
     "collate_fn": "leave it out: batches have the structure of a row, and the batch as dimension 0",
 }
-"""What to write in place of arguments that no function, or not this one, has under any name."""
+"""What to write in place of arguments that no function, or not this one, has under any name. The text for one function
+has the name of that function before that of the argument: ``key.dtype``.
+"""
 
 POSITIONAL: Hints = {
     **each("Mesh AbstractMesh make_mesh", AXIS_TYPES),
