@@ -267,8 +267,8 @@ def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
         advice = f"{keyword} is given by position only"
     elif here:
         advice = f"it is called {here} here"
-    elif keyword in tables.ARGUMENTS:
-        advice = shown(tables.ARGUMENTS[keyword])
+    elif text := tables.ARGUMENTS.get(f"{name}.{keyword}", tables.ARGUMENTS.get(keyword)):
+        advice = shown(text)
     elif close:
         advice = f"did you mean {close[0]}?"
     else:

@@ -97,7 +97,7 @@ LAYERS = [
     ("tensor", "handle · aval · storage · NumPy's protocols · pytrees", "#f2efbf"),
     ("sharding", "mesh · spec · split rule · sharding rules · copy plans", "#dcefc4"),
     ("backend", "devices · protocol and registry of plugins", "#c8ecd2"),
-    ("core, host, errors", "dispatch · threads, memory pool, BLAS · exceptions", "#dddddd"),
+    ("core, host, hint_tables, errors", "dispatch · threads, memory pool, BLAS · hints · exceptions", "#dddddd"),
 ]
 """The packages, from the highest to the lowest, with their main nouns."""
 

@@ -181,6 +181,7 @@ FAILING = {
     "from shardtensor.tree_util import tree_map": "st.tree.map(f, params)",
     "from shardtensor.random import PRNGKey": "st.random.key(0)",
     "from shardtensor.linalg import inverse": "st.linalg.inv(x)",
+    "from shardtensor.distributed import live_devices": "cannot import name 'live_devices' from 'shardtensor.distributed': leave it out",
 }
 
 
@@ -302,6 +303,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "initialize": (lambda x: st.distributed.initialize(rank=0), "'rank'; it is called process_id here"),
     "save": (lambda x: st.save(x, "f.npy"), "save: arr is the path 'f.npy'; the file comes first: st.save('f.npy', x)"),
     "missing": (lambda x: st.maximum(x), "maximum: missing the argument x2; it takes x1, x2"),
+    "a key with a dtype": (lambda x: st.random.key(0, dtype="f4"), "'dtype'; leave it out: keys are no arrays: st.random.key(0)"),
     "all missing": (lambda x: st.add(), "add: missing the arguments x1 and x2; it takes x1, x2"),
     "names of positions": (lambda x: st.add(x1=1, x2=2), "add: got an unexpected keyword argument 'x1'; x1 is given by po"),
     "missing in hinted": (lambda x: st.make_mesh(axis_names=("x",)), "make_mesh: missing the argument axis_sizes; it takes axis_s"),

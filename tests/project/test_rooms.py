@@ -137,7 +137,7 @@ NO_MODULES = {"shardtensor.backends", "shardtensor.engines", "shardtensor.numpy"
 NO_FILES = {"benchmarks/results/gpu.txt"}
 """Files that a command of a page writes."""
 
-NOT_OF_MODULES = {("shardtensor/hint_tables.py", "mesh.local_devices"), ("shardtensor/hint_tables.py", "mesh.size")}
+NOT_OF_MODULES = {("shardtensor/hint_tables/attribute_names.py", f"mesh.{name}") for name in ("local_devices", "size")}
 """Attributes of a mesh, which begin as those of the module `mesh` do."""
 
 FOLDERS = [ROOT, *[ROOT / name for name in ("shardtensor", "backends", "docs", "benchmarks")]]
