@@ -77,9 +77,6 @@ __all__ = [
     "sync_global_devices",
 ]
 
-# `hints` explains a failed ``from shardtensor.distributed import name``, of which Python tells it only for packages.
-__path__: list[str] = []
-
 
 def __dir__() -> list[str]:
     return __all__

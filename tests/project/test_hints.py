@@ -181,7 +181,6 @@ FAILING = {
     "from shardtensor.tree_util import tree_map": "st.tree.map(f, params)",
     "from shardtensor.random import PRNGKey": "st.random.key(0)",
     "from shardtensor.linalg import inverse": "st.linalg.inv(x)",
-    "from shardtensor.distributed import live_devices": "cannot import name 'live_devices' from 'shardtensor.distributed': leave it out",
 }
 
 
