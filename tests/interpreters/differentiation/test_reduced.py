@@ -122,6 +122,26 @@ def test_gradients_have_the_layouts_of_jaxs_table(backend: str) -> None:
         assert not np.asarray(unused).any()
 
 
+def test_tangents_of_views_of_unreduced_arrays(backend: str) -> None:
+    mesh = mesh_of((2, 3), backend)
+    x, y = rng(1).standard_normal((3, 5)), rng(2).standard_normal((5, 3))
+    replicated = on(mesh, P(), x), on(mesh, P(), y)
+    for f in (
+        lambda x, y: x.T.sum(),
+        lambda x, y: (2 * x)[1:].sum(axis=0),
+        lambda x, y: x[None] * 3,
+        lambda x, y: x.T.reshape(-1),
+        lambda x, y: x @ x.T @ y.T,
+        lambda x, y: x + y.T,
+    ):
+        wanted = st.jvp(f, replicated, replicated)
+        for spec in (P(unreduced={"y"}), P("x", unreduced={"y"}), P(unreduced={"x"}, reduced={"y"})):
+            here = on(mesh, spec, x), on(mesh, spec, y)
+            for found in (st.jvp(f, here, here), st.jit(lambda *here, f=f: st.jvp(f, here, here))(*here)):
+                close(found[0], wanted[0])
+                close(found[1], wanted[1])
+
+
 def test_partial_sums_of_gradients_are_not_added(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     w, x = rng(1).standard_normal((3, 2)), [rng(k).standard_normal((7, 3)) for k in (2, 3)]
