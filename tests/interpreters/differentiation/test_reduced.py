@@ -142,6 +142,15 @@ def test_tangents_of_views_of_unreduced_arrays(backend: str) -> None:
                 close(found[1], wanted[1])
 
 
+def test_tangents_that_are_zero_have_the_layout_of_others(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    for spec in (P(reduced={"x"}), P("y", unreduced={"x"}), P("x", "y")):
+        x = on(mesh, spec, np.ones((4, 4)))
+        zeros, others = [st.jvp(f, (x,), (x,))[1] for f in (lambda x: st.stop_gradient(x) * 2, lambda x: x * 2)]
+        assert zeros.sharding == others.sharding
+        assert not np.asarray(zeros).any()
+
+
 def test_loops_and_branches_that_close_over_a_reduced_array(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     w, x = rng(1).standard_normal((3, 2)), rng(2).standard_normal((5, 8, 3))
