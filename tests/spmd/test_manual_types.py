@@ -328,6 +328,8 @@ def test_errors_of_casts(backend: str) -> None:
 
     with pytest.raises(st.ArgumentError, match=r"pcast: to is 'invarying'; wanted \"varying\", \"unreduced\" or"):
         run(lambda x: st.pcast(x, "x", to="invarying"))
+    with pytest.raises(st.ArgumentError, match=r"pcast: to is 'invarying'; wanted"):
+        st.vmap(lambda x: st.pcast(x, "examples", to="invarying"), axis_name="examples")(np.ones(3))
     with pytest.raises(st.ArgumentError, match=r"pcast: x is invarying along 'x', and to is 'unreduced'; wanted"):
         run(lambda x: st.pcast(st.psum(x, "x"), "x", to="unreduced"))
     with pytest.raises(st.ShardingError, match=r"pcast: no axis is called 'y' here"):
