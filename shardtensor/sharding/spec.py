@@ -22,7 +22,7 @@ class PartitionSpec:
         unreduced: mesh axes along which the devices hold partial sums: the array is the sum of them.
         reduced: mesh axes along which the devices hold the same elements, as without it, and along which gradients of
             the array are unreduced: they are partial sums, and the caller adds them. The gradient of an array that is
-            unreduced is in turn reduced. Results of operators are not reduced.
+            unreduced is in turn reduced. The result of an operator is reduced where all of its operands are.
 
     Raises:
         ArgumentTypeError: a part is anything else, or ``unreduced`` or ``reduced`` is not a collection of names.

@@ -280,7 +280,7 @@ def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:
     parts = call("split_over", g, recorded.params["mesh"].axis_names)
     grid, seen, cotangents = value.grid, set(), list[Any]()
     begins, mesh = _begins(recorded), value.sharding.mesh
-    summed = [mesh.axis_names.index(axis) for axis in value.unreduced]
+    summed = [mesh.axis_names.index(axis) for axis in recorded.params["spec"].unreduced]
     for k, (part, kind, active) in enumerate(zip(parts, recorded.kinds, recorded.active, strict=True)):
         at, number = tuple(grid.parts[k].tolist()), tuple(mesh.coordinates[k, summed].tolist())
         if not active or ((at, number) in seen and not equal):

@@ -27,7 +27,7 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MOST_NOTED = 256
-"""The number of noted arrays from which on those that no longer exist are removed."""
+"""The number of noted arrays at which, and at each doubling of which, those that no longer exist are removed."""
 
 
 def manual_axis_type(x: Any) -> ManualAxisType:
@@ -125,17 +125,17 @@ def joins(declared: Function) -> Function:
     @functools.wraps(declared)
     def called(*args: Any, **kwargs: Any) -> Any:
         result, program = declared(*args, **kwargs), mapped_program.CURRENT.get()
-        if program is not None and args and "axis_index_groups" not in kwargs:
-            axes = args[1] if len(args) > 1 else kwargs["axis_name"]
+        if program is not None and kwargs.get("axis_index_groups") is None:
+            x, axes = args[0] if args else kwargs["x"], args[1] if len(args) > 1 else kwargs["axis_name"]
             # Another call of a function would take as long as all of this, and what is noted is rarely read.
-            if type(result).__weakrefoffset__ and type(args[0]).__weakrefoffset__:
+            if type(result).__weakrefoffset__ and type(x).__weakrefoffset__ and id(x) not in program.noted:
                 noted = program.noted
-                noted[id(result)] = weakref.ref(result), None, weakref.ref(args[0]), axes
+                noted[id(result)] = weakref.ref(result), None, weakref.ref(x), axes
                 if len(noted) >= _MOST_NOTED:
                     _drop_dead(noted)
             elif type(result) not in SCALARS:
-                for x, one in zip(leaves(args[0]), leaves(result), strict=True):
-                    note(one, without(manual_axis_type(x), axes_of(axes)))
+                for leaf, one in zip(leaves(x), leaves(result), strict=True):
+                    note(one, without(manual_axis_type(leaf), axes_of(axes)))
         return result
 
     OPS[declared.__name__].dispatch = called
@@ -143,7 +143,9 @@ def joins(declared: Function) -> Function:
 
 
 def _drop_dead(noted: dict[int, Any]) -> None:
-    """Removes the entries of arrays that no longer exist, if there are many entries."""
-    if len(noted) >= _MOST_NOTED:
+    """Removes the entries of arrays that no longer exist, if there are many entries: at each doubling of their number,
+    since those of arrays that do exist remain.
+    """
+    if len(noted) >= _MOST_NOTED and not len(noted) & (len(noted) - 1):
         for key in [key for key, entry in noted.items() if entry[0]() is None]:
             del noted[key]

@@ -25,15 +25,17 @@ def _noted(declared: Function) -> Function:
     """Declares that the results of `pcast` have the type to which they are cast, which programs note.
 
     Raises:
-        ArgumentError: an array of another type cannot be cast to it.
+        ArgumentError: there is no such type, or an array of another type cannot be cast to it.
     """
 
     @functools.wraps(declared)
     def called(*args: Any, **kwargs: Any) -> Any:
+        if (to := kwargs.get("to", "varying")) not in _TO:
+            raise ArgumentError(f'pcast: to is {to!r:.60}; wanted "varying", "unreduced" or "reduced"')
         result = declared(*args, **kwargs)
         x, axis_name = [args[k] if k < len(args) else kwargs[name] for k, name in enumerate(("x", "axis_name"))]
         for leaf, one in zip(leaves(x), leaves(result), strict=True):
-            note(one, _cast(manual_axis_type(leaf), axes_of(axis_name), kwargs["to"]))
+            note(one, _cast(manual_axis_type(leaf), axes_of(axis_name), to))
         return result
 
     OPS[declared.__name__].dispatch = called
@@ -84,8 +86,6 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
 @implements(pcast, "algorithm", "infer")
 def _pcast(x: Any, axis_name: AxisName, to: str) -> Any:
     axis_position("pcast", axis_name)
-    if to not in _TO:
-        raise ArgumentError(f'pcast: to is {to!r:.60}; wanted "varying", "unreduced" or "reduced"')
     return map_leaves(_handle, x)
 
 

@@ -211,6 +211,45 @@ def test_noted_types_do_not_keep_arrays() -> None:
     st.pmap(body, axis_name="i")(np.ones((2, 2)))
 
 
+def test_types_do_not_depend_on_whether_operands_exist(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    seen = []
+
+    def body(x: Any) -> Any:
+        one = st.psum(st.psum(x, "x"), "y")
+        named = st.psum(x, "x")
+        two = st.psum(named, "y")
+        del named
+        other = st.psum(x=x, axis_name="x", axis_index_groups=None)
+        seen.append([str(st.typeof(y)) for y in (one, two, other)])
+        return x
+
+    st.shard_map(body, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))(np.ones((4, 4)))
+    assert seen == [["float64[2,2]", "float64[2,2]", "float64[2,2]{V:y}"]] * 4
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 9, 40])
+def test_types_are_known_of_more_arrays_than_are_noted(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardtensor.spmd import manual_types
+    from shardtensor.spmd.scheduling.mapped_program import current
+
+    monkeypatch.setattr(manual_types, "_MOST_NOTED", 8)
+
+    def body(x: Any) -> Any:
+        kept = [st.psum(x, "i") for _ in range(count)]
+        assert len(current().noted) == count  # All of them exist.
+        del kept[::2]
+        others = [st.psum(x, "i") for _ in range(100)]
+        assert [str(st.typeof(y)) for y in kept + others] == ["float64[2]"] * (count // 2 + 100)
+        del others
+        for _ in range(200):
+            kept = [*kept[1:], st.psum(x, "i")]
+        assert len(current().noted) < 256
+        return x
+
+    st.pmap(body, axis_name="i")(np.ones((2, 2)))
+
+
 def test_casts_change_no_element(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     x = st.device_put(np.arange(10.0), st.NamedSharding(mesh, P("x")))
@@ -289,6 +328,8 @@ def test_errors_of_casts(backend: str) -> None:
 
     with pytest.raises(st.ArgumentError, match=r"pcast: to is 'invarying'; wanted \"varying\", \"unreduced\" or"):
         run(lambda x: st.pcast(x, "x", to="invarying"))
+    with pytest.raises(st.ArgumentError, match=r"pcast: to is 'invarying'; wanted"):
+        st.vmap(lambda x: st.pcast(x, "examples", to="invarying"), axis_name="examples")(np.ones(3))
     with pytest.raises(st.ArgumentError, match=r"pcast: x is invarying along 'x', and to is 'unreduced'; wanted"):
         run(lambda x: st.pcast(st.psum(x, "x"), "x", to="unreduced"))
     with pytest.raises(st.ShardingError, match=r"pcast: no axis is called 'y' here"):

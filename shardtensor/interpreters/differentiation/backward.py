@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shardtensor.core import OPS, bind, bind_into, call, innermost, outermost
 from shardtensor.dispatchers import splitter
 from shardtensor.functions.derivatives.cotangents import (
@@ -242,7 +244,9 @@ def added(contributions: list[Any], kind: Any) -> Any:
         g = whole(g, kind) if axes else g
         groups[axes] = g if axes not in groups else _sum(groups[axes], g)
     contributions.clear()
-    if len(groups) > 1 or parts:
+    if len(groups) > 1 and not parts and isinstance(kind, Aval) and kind.sharding.spec.reduced:
+        groups = {axes: call("reshard", whole(g, kind), of_cotangent(kind)) for axes, g in groups.items()}
+    elif len(groups) > 1 or parts:
         groups = {axes: reduced_sum(g, kind) for axes, g in groups.items()}
     total = None
     for axes in list(groups):
@@ -335,3 +339,16 @@ def gradient(contributions: list[Any], kind: Any, *, own: bool = True, left: Lef
     if not own and g.sharding == target:
         return g
     return call("transfer_to", g, target, "grad", committed=kind.committed)
+
+
+def or_zeros(g: Any, kind: Any) -> Any:
+    """Returns the gradient of a value, or zeros in its layout, if it is None."""
+    if g is not None:
+        return g
+    if not hasattr(kind, "sharding"):
+        return call("zeros", (), dtype=np.asarray(kind).dtype)
+    sharding = of_cotangent(kind)
+    zeros = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
+    if kind.committed and zeros.sharding == sharding:
+        return zeros
+    return call("transfer_to", zeros, sharding, "grad", committed=kind.committed)

@@ -13,7 +13,7 @@ from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, ca
 from shardtensor.functions.derivatives.cotangents import Call, zeros_of
 from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted
-from shardtensor.interpreters.differentiation.backward import gradient
+from shardtensor.interpreters.differentiation.backward import gradient, or_zeros
 from shardtensor.interpreters.differentiation.inner import (
     InnerCall,
     by_trips,
@@ -213,7 +213,7 @@ class _Backward:
             gradients = inner.pulled(g, [None] * len(inner.closed), sources.saved(values))
             gradients = [*gradients[:count], *[gradients[where[s]] if s in where else None for s in self._closed]]
             pairs = zip(gradients, recorded.kinds, recorded.active, strict=True)
-            return [zeros_of(kind) if one is None else one for one, kind, is_active in pairs if is_active]
+            return [or_zeros(one, kind) for one, kind, is_active in pairs if is_active]
 
         return backward
 

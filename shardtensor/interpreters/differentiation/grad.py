@@ -14,8 +14,9 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.batching.batcher import Batcher
 from shardtensor.interpreters.differentiation import branch_derivatives, loop_derivatives  # noqa: F401 - they attach derivatives
+from shardtensor.interpreters.differentiation.backward import or_zeros
 from shardtensor.interpreters.differentiation.outside import Outside
-from shardtensor.interpreters.differentiation.run import Run, or_zeros, stand_in_of
+from shardtensor.interpreters.differentiation.run import Run, stand_in_of
 from shardtensor.interpreters.differentiation.tangents import NeedsTape, like
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import kind_of

@@ -14,10 +14,10 @@ from typing import Any
 from shardtensor.communication.transfer_log import UNKNOWN_TRIPS
 from shardtensor.core import OPS, Function, Op, Operands, Params, bind_by, call
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.functions.derivatives.cotangents import Call, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call
 from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted, integer
-from shardtensor.interpreters.differentiation.backward import gradient
+from shardtensor.interpreters.differentiation.backward import gradient, or_zeros
 from shardtensor.interpreters.differentiation.inner import (
     InnerCall,
     argument,
@@ -189,7 +189,7 @@ class _Backward:
         cotangents = g if isinstance(g, list) else [g]
         kinds = recorded.results
         carried = [
-            None if known is None else zeros_of(kind) if one is None else gradient([one], kind)
+            None if known is None else or_zeros(None if one is None else gradient([one], kind), kind)
             for known, one, kind in zip(trip.inputs[:count], cotangents[:count], kinds[:count], strict=True)
         ]
         stacked = [
@@ -205,13 +205,13 @@ class _Backward:
             values = sources.saved({**x, "outside": saved["outside"], "trip": [number]})
             gradients = trip.pulled([*after, *x["g"]], sums, values)
             before = [
-                zeros_of(known[1]) if known is not None and one is None else one
+                one if known is None else or_zeros(one, known[1])
                 for known, one in zip(trip.inputs[:count], gradients[:count], strict=True)
             ]
             at = len(trip.inputs)
             return (before, gradients[at:]), gradients[count:at]
 
-        init = carried, [zeros_of(kind) for _, _, kind in trip.closed]
+        init = carried, [or_zeros(None, kind) for _, _, kind in trip.closed]
         (before, sums), xs = call("counted_loop", init, slices, (0, self._n), backward, not self._reverse, self._caller)
         return [*before, *xs, *sums]
 

@@ -11,6 +11,7 @@ import numpy as np
 from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
+from shardtensor.interpreters.differentiation.backward import or_zeros
 from shardtensor.interpreters.differentiation.left_sums import left_sums
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape
@@ -18,7 +19,7 @@ from shardtensor.interpreters.differentiation.taped_values import kind_of, numbe
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
-from shardtensor.tensor.value import of_cotangent, reduced
+from shardtensor.tensor.value import Aval, reduced
 
 
 class Run:
@@ -122,6 +123,7 @@ class Run:
         new_leaves = []
         for y, t in zip(leaves(self.value), tangents, strict=True):
             kind = kind_of(y)
+            kind = reduced(kind) if isinstance(kind, Aval) else kind  # Tangents have no layouts of cotangents.
             is_number = hasattr(y, "dtype") or isinstance(y, (float, complex))
             new_leaves.append(or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
         return replaced(self.value, new_leaves)
@@ -166,19 +168,6 @@ def _check_write(caller: str, arguments: Any, sources: dict[int, Any], base: Sha
 
 def _no_gradient(x: Any) -> Any:
     return None if x is None else np.zeros(np.shape(x), FLOAT0)
-
-
-def or_zeros(g: Any, kind: Any) -> Any:
-    """Returns a gradient, or zeros like a value, if it is None."""
-    if g is not None:
-        return g
-    if not hasattr(kind, "sharding"):
-        return call("zeros", (), dtype=np.asarray(kind).dtype)
-    sharding = of_cotangent(kind)
-    zeros = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
-    if kind.committed and zeros.sharding == sharding:
-        return zeros
-    return call("transfer_to", zeros, sharding, "grad", committed=kind.committed)
 
 
 def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) -> Any:

@@ -140,7 +140,7 @@ def pushed(step: Step, tangents: list[Any]) -> Sequence[Any]:
     if all(t is None for t in tangents):
         return [None] * len(step.results)
     if step.op.name == "view":
-        return [tensor(step.results[0], View(tangents[0], step.params["view_spec"]))]
+        return [tensor(reduced(step.results[0]), View(tangents[0], step.params["view_spec"]))]
     out = step.derivative.pushed(tangents, step)
     if out is NotImplemented:
         out = _transposed_twice(step, tangents)

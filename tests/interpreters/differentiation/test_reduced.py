@@ -122,6 +122,70 @@ def test_gradients_have_the_layouts_of_jaxs_table(backend: str) -> None:
         assert not np.asarray(unused).any()
 
 
+def test_tangents_of_views_of_unreduced_arrays(backend: str) -> None:
+    mesh = mesh_of((2, 3), backend)
+    x, y = rng(1).standard_normal((3, 5)), rng(2).standard_normal((5, 3))
+    replicated = on(mesh, P(), x), on(mesh, P(), y)
+    for f in (
+        lambda x, y: x.T.sum(),
+        lambda x, y: (2 * x)[1:].sum(axis=0),
+        lambda x, y: x[None] * 3,
+        lambda x, y: x.T.reshape(-1),
+        lambda x, y: x @ x.T @ y.T,
+        lambda x, y: x + y.T,
+    ):
+        wanted = st.jvp(f, replicated, replicated)
+        for spec in (P(unreduced={"y"}), P("x", unreduced={"y"}), P(unreduced={"x"}, reduced={"y"})):
+            here = on(mesh, spec, x), on(mesh, spec, y)
+            for found in (st.jvp(f, here, here), st.jit(lambda *here, f=f: st.jvp(f, here, here))(*here)):
+                close(found[0], wanted[0])
+                close(found[1], wanted[1])
+
+
+def test_tangents_that_are_zero_have_the_layout_of_others(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    for spec in (P(reduced={"x"}), P("y", unreduced={"x"}), P("x", "y")):
+        x = on(mesh, spec, np.ones((4, 4)))
+        zeros, others = [st.jvp(f, (x,), (x,))[1] for f in (lambda x: st.stop_gradient(x) * 2, lambda x: x * 2)]
+        assert zeros.sharding == others.sharding
+        assert not np.asarray(zeros).any()
+
+
+def test_loops_and_branches_that_close_over_a_reduced_array(backend: str) -> None:
+    mesh = mesh_of((4,), backend)
+    w, x = rng(1).standard_normal((3, 2)), rng(2).standard_normal((5, 8, 3))
+    batches, begin = on(mesh, P(None, "x"), x), on(mesh, P(), rng(3).standard_normal((3, 2)))
+
+    def scanned(w: Any) -> Any:
+        return st.scan(lambda total, x: (total + ((x @ w) ** 2).sum(), None), 0.0, batches)[0]
+
+    def repeated(w: Any) -> Any:
+        return (st.fori_loop(0, 3, lambda i, total: total + 0.5 * w, begin) ** 2).sum()
+
+    def carried(w: Any) -> Any:
+        return st.fori_loop(0, 3, lambda i, carry: (carry[0] * 2, (carry[1] + carry[0]) * 1.0), (w, w))[1].sum()
+
+    def chosen(w: Any) -> Any:
+        return st.cond(begin.sum() > 100, lambda: (begin * (w * w)).sum(), lambda: begin.sum())
+
+    for f in (scanned, repeated, carried, chosen):
+        wanted = np.asarray(st.grad(f)(on(mesh, P(), w)))
+        for spec in (P(reduced={"x"}), P(unreduced={"x"})):
+            here = on(mesh, spec, w)
+            for gradient in (st.grad(f), st.jit(st.grad(f)), st.grad(st.jit(f))):
+                found = gradient(here)
+                assert found.sharding.spec == spec.of_cotangent
+                close(found, wanted)
+    reduced, gradient = on(mesh, P(reduced={"x"}), w), st.jit(st.grad(scanned))
+    gradient(reduced)
+    with st.transfers() as log:
+        st.jit(scanned)(reduced)
+    value = log.bytes
+    with st.transfers() as log:
+        gradient(reduced)
+    assert log.bytes <= value  # No partial sums of the gradient are added, in no trip.
+
+
 def test_partial_sums_of_gradients_are_not_added(backend: str) -> None:
     mesh = mesh_of((4,), backend)
     w, x = rng(1).standard_normal((3, 2)), [rng(k).standard_normal((7, 3)) for k in (2, 3)]
@@ -324,6 +388,18 @@ def test_reduced_weights_of_a_map(shape: tuple[int, ...], backend: str) -> None:
             assert g.sharding.spec == P(unreduced=left)
             scalars = 2 * (mesh.size - 1) * 8
             assert log.bytes <= scalars + (0 if left else 2 * (mesh.size - 1) * w.nbytes)
+
+
+def test_gradients_of_examples_whose_map_returns_partial_sums(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    x, y, scales = rng(1).standard_normal((5, 3)), rng(2).standard_normal((5, 2)), np.array([1.0, -2.0, 3.0])
+    products = st.shard_map(lambda x, y: x.T @ y, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=P(unreduced={"x"}))
+
+    def gradient(scale: Any, of: Any) -> Any:
+        return st.grad(lambda x: (of(scale * x, y) ** 2).sum())(x)
+
+    found = st.vmap(lambda scale: gradient(scale, products))(scales)
+    close(found, np.stack([np.asarray(gradient(scale, lambda x, y: x.T @ y)) for scale in scales]))
 
 
 def test_gradients_of_functions_that_are_not_of_the_sum_are_errors(backend: str) -> None:
