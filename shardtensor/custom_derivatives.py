@@ -26,7 +26,7 @@ from shardtensor.tensor.array_type import ArrayType, typeof
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 __all__ = ["CustomVJPPrimal", "SymbolicZero", "zero_from_primal"]
 
@@ -104,7 +104,7 @@ class SymbolicZero:
         >>> st.custom_derivatives.SymbolicZero.from_primal_value(np.arange(3))
         SymbolicZero(float0[3])
         """
-        kind = typeof(reduced(val) if isinstance(val, Aval) else val)
+        kind = typeof(summed(val) if isinstance(val, Aval) else val)
         return SymbolicZero(kind if is_inexact(kind.dtype) else ArrayType(kind.shape, FLOAT0, kind.sharding))
 
 

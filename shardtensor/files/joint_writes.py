@@ -38,7 +38,7 @@ from shardtensor.host.replacement import replaced, target_of
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 _ROUND = 1 << 30
 """The bytes that each process writes before the processes tell each other how it goes: within the time limit of the
@@ -224,7 +224,7 @@ def _held(x: Any) -> tuple[Any, Sequence[Any] | None]:
     if not is_common(x):
         return x, None
     if x._aval.unreduced:
-        x = call("reshard", x, sharding=reduced(x._aval).sharding)
+        x = call("reshard", x, sharding=summed(x._aval).sharding)
     return x, shard_arrays(x)
 
 

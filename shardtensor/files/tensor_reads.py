@@ -23,7 +23,7 @@ from shardtensor.sharding.layout import Shape, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor_of, without_elements
-from shardtensor.tensor.value import Aval, aval, reduced
+from shardtensor.tensor.value import Aval, aval, summed
 
 Read: TypeAlias = Callable[[Box, HostArray], object]
 """Fills an array with the elements of a box."""
@@ -85,7 +85,7 @@ def on_devices(value: Aval) -> Aval:
     """Returns the value in memories of devices and without partial sums, as which its elements are read."""
     if not value.unreduced and not value.offloaded:
         return value
-    return aval(value.shape, value.dtype, reduced(value).sharding.with_memory_kind("device"), True)
+    return aval(value.shape, value.dtype, summed(value).sharding.with_memory_kind("device"), True)
 
 
 def local_boxes(value: Aval) -> dict[Box, list[int]]:

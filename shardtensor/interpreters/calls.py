@@ -19,7 +19,7 @@ from shardtensor.interpreters.views.views import View, infer_view
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 InferredView = tuple[ShardedTensor, ViewSpec, Aval, bool]
 """A base, the view spec of an element or of a scalar, its aval, and whether it is an element (see `infer_view`)."""
@@ -126,7 +126,7 @@ def array_operands(op: Op, operands: Operands) -> Operands:
 def _added(op: Op, x: Any) -> Any:
     """Returns an unreduced operand with the aval of the sum, to which reading it adds the partial sums."""
     if type(x) is ShardedTensor and x._aval.unreduced and "takes partial sums" not in op.tags:
-        return tensor(reduced(x._aval), x._storage)
+        return tensor(summed(x._aval), x._storage)
     return x
 
 

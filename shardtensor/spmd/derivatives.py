@@ -31,7 +31,7 @@ from shardtensor.spmd.ragged_exchange import NUMBERS, ragged_all_to_all, ragged_
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 Transpose = Callable[[Any, Call, int, bool], Any]
 """``transpose(g, call, k, typed)`` returns the cotangent of leaf k of the operand, given that of the result."""
@@ -275,14 +275,14 @@ class _Assembly(Recording):
 def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:
     value: Aval = recorded.results[0]
     g = whole(g, value)
-    if g.sharding != reduced(value).sharding:
-        g = call("reshard", g, reduced(value).sharding)
+    if g.sharding != summed(value).sharding:
+        g = call("reshard", g, summed(value).sharding)
     parts = call("split_over", g, recorded.params["mesh"].axis_names)
     grid, seen, cotangents = value.grid, set(), list[Any]()
     begins, mesh = _begins(recorded), value.sharding.mesh
-    summed = [mesh.axis_names.index(axis) for axis in recorded.params["spec"].unreduced]
+    along = [mesh.axis_names.index(axis) for axis in recorded.params["spec"].unreduced]
     for k, (part, kind, active) in enumerate(zip(parts, recorded.kinds, recorded.active, strict=True)):
-        at, number = tuple(grid.parts[k].tolist()), tuple(mesh.coordinates[k, summed].tolist())
+        at, number = tuple(grid.parts[k].tolist()), tuple(mesh.coordinates[k, along].tolist())
         if not active or ((at, number) in seen and not equal):
             cotangents.append(None)
         elif part.shape == kind.shape and all(b == o for b, (o, _) in zip(begins[at], grid.box(k), strict=True)):

@@ -66,7 +66,7 @@ def _known(program: Program, x: Any) -> ManualAxisType | None:
     """Returns the type of an array in a program; None if it is not known."""
     if (entry := program.noted.get(id(x))) is not None and entry[0]() is x:
         _, known, source, axes = entry
-        return known or without(_type_in(program, source()), axes_of(axes))
+        return without(known or _type_in(program, source()), frozenset(axes))
     specs, arguments = program.arguments
     for row, argument in zip(specs, arguments, strict=True):
         for spec, leaf in zip(row, leaves(argument), strict=True):
@@ -128,9 +128,13 @@ def joins(declared: Function) -> Function:
         if program is not None and kwargs.get("axis_index_groups") is None:
             x, axes = args[0] if args else kwargs["x"], args[1] if len(args) > 1 else kwargs["axis_name"]
             # Another call of a function would take as long as all of this, and what is noted is rarely read.
-            if type(result).__weakrefoffset__ and type(x).__weakrefoffset__ and id(x) not in program.noted:
-                noted = program.noted
-                noted[id(result)] = weakref.ref(result), None, weakref.ref(x), axes
+            if type(result).__weakrefoffset__ and type(x).__weakrefoffset__:
+                noted, gone = program.noted, (axes,) if isinstance(axes, str) else tuple(axes)
+                entry = noted.get(id(x))
+                if entry is None or entry[0]() is not x:
+                    noted[id(result)] = weakref.ref(result), None, weakref.ref(x), gone
+                else:  # The entry of what x was made of: it may no longer exist when the type is read.
+                    noted[id(result)] = weakref.ref(result), entry[1], entry[2], entry[3] + gone
                 if len(noted) >= _MOST_NOTED:
                     _drop_dead(noted)
             elif type(result) not in SCALARS:

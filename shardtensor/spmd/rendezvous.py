@@ -64,7 +64,7 @@ def rendezvous(
     """
     program = mapped_program.CURRENT.get()
     assert program is not None  # `axis_position` raises outside of programs.
-    form = form_of(x)
+    form = None if type(x) is np.ndarray else form_of(x)  # The common case takes no traversal.
     mine = [_contribution(leaf, program, caller, "x", scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)

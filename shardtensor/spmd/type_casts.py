@@ -72,7 +72,8 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
             are partial sums. ``"reduced"``: the arrays are equal, and their gradients are partial sums.
 
     Raises:
-        ArgumentError: ``to`` is another value, or the type of an array is known and cannot be cast to it.
+        ArgumentError: ``to`` is another value, or an array is known to be of a type that is not cast to it. An array
+            that varies is cast to any, since it may be one of which only that is known.
         ShardingError: no enclosing map has such an axis.
 
     >>> @st.shard_map(mesh=st.make_mesh((2,), ("i",)), in_specs=(st.P(), st.P("i")), out_specs=st.P())

@@ -138,8 +138,8 @@ _AVALS_LOCK = fork.lock()  # A finalizer that the garbage collector calls may ne
 
 
 @functools.lru_cache(1024)
-def reduced(value: Aval) -> Aval:
-    """Returns the aval of an unreduced value once its partial sums are added: replicated where it was unreduced."""
+def summed(value: Aval) -> Aval:
+    """Returns the aval of a value once its partial sums are added: replicated where it was unreduced, or reduced."""
     sharding = value.sharding.with_spec(P(*value.sharding.spec.chains))
     return aval(value.shape, value.dtype, sharding, value.committed)
 

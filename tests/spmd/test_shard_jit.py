@@ -361,3 +361,10 @@ def test_the_error_names_shapes_that_differ() -> None:
     run = st.shard_jit(abs, st.make_mesh((2, 2)), input_shardings=[{0: [0], 1: [1]}])
     with pytest.raises(st.ShapeError, match=r"argument 0: blocks of shapes \(3, 1\) and \(4, 1\) do not fit together"):
         run([[np.ones((n, 1))] for n in (4, 4, 3, 4)])
+
+
+def test_numbers_stay_weakly_typed(backend: str) -> None:
+    mesh = st.make_mesh((2, 2), devices=st.devices(backend))
+    double = st.shard_jit(lambda x, y: x * y, mesh, input_shardings=[{0: [0, 1]}, {}])
+    results = double([[np.ones(1, "float32"), 2.5]] * 4)
+    assert [(y.dtype.name, y.tolist()) for y in results] == [("float32", [2.5])] * 4

@@ -985,3 +985,11 @@ def test_one_sum_is_not_compared_with_itself(monkeypatch: pytest.MonkeyPatch) ->
     h = st.shard_map(lambda: halves[st.axis_index("x") % 2], mesh=mesh, in_specs=(), out_specs=st.P())
     h()
     assert len(compared) == 6
+
+
+def test_no_axis_names_are_all_of_them(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    f = st.shard_map(
+        lambda b: st.psum(b, ("x", "y")), mesh=mesh, in_specs=st.P("x"), out_specs=st.P(), axis_names=set()
+    )
+    assert f(np.arange(2.0)).tolist() == [2.0]

@@ -18,7 +18,7 @@ from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 FLOAT0 = np.dtype([("float0", np.void, 0)])
 """The dtype of the gradients of integers, as in JAX."""
@@ -113,7 +113,7 @@ def is_unreduced(g: Any) -> bool:
 def zeros_of(kind: Any, dtype: Any = None) -> Any:
     """Returns zeros in the shape and layout of a value, given its aval, or a scalar that stands for itself."""
     if isinstance(kind, Aval):
-        return call("zeros", kind.shape, dtype=dtype or kind.dtype, device=reduced(kind).sharding)
+        return call("zeros", kind.shape, dtype=dtype or kind.dtype, device=summed(kind).sharding)
     return call("zeros", shape_of(kind), dtype=dtype or dtype_of(kind))
 
 

@@ -11,12 +11,12 @@ from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
 from shardtensor.functions.derivatives.forms import linear, rows, vjp
 from shardtensor.sharding.copy_plan import Line
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.value import reduced
+from shardtensor.tensor.value import summed
 
 
 def _of_halos(g: Any, recorded: Call) -> Any:
     """Adds the halos along one dimension after another: so the corners reach their places, too."""
-    kind = reduced(recorded.kinds[0])
+    kind = summed(recorded.kinds[0])
     result = _joined(g if isinstance(g, list) else [g], recorded)
     for axis, depth in enumerate(recorded.params["depth"]):
         if not depth:
@@ -40,7 +40,7 @@ def _joined(parts: Sequence[Any], recorded: Call) -> Any:
     """Returns the parts of all devices as one tensor, in which they follow one another: they have the sizes of its
     shards. Devices that have copies of the same part get cotangents of their own, which are added.
     """
-    kind = reduced(recorded.kinds[0])
+    kind = summed(recorded.kinds[0])
     mesh, chains = kind.sharding.mesh, kind.sharding.spec.chains_of(kind.ndim)
     wholes = [
         zeros_of(result) if g is None else whole(g, result) for g, result in zip(parts, recorded.results, strict=True)

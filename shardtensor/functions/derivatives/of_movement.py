@@ -16,7 +16,7 @@ from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 
 def _reshaped(g: Any, recorded: Call) -> Any:
@@ -34,7 +34,7 @@ def _moved_back(g: Any, recorded: Call) -> Any:
     kind = recorded.kinds[0]
     if not isinstance(kind, Aval):
         return g
-    here, there = g.sharding, reduced(kind).sharding
+    here, there = g.sharding, summed(kind).sharding
     if here.mesh == there.mesh and here.memory_kind == there.memory_kind:
         return g
     g = whole(g, recorded.results[0])

@@ -29,7 +29,7 @@ from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
-from shardtensor.tensor.value import Aval, aval, reduced
+from shardtensor.tensor.value import Aval, aval, summed
 
 Special = Callable[[Any, Op, Operands, dict[str, Any]], Any]
 
@@ -261,7 +261,7 @@ def for_all(one: ShardedTensor, size: int, like: Aval, caller: str) -> Any:
 
 def with_examples(one: Aval, like: Aval) -> NamedSharding:
     """Returns the layout of a batch of values, of which the examples are on the devices of those of another batch."""
-    here = reduced(one).sharding
+    here = summed(one).sharding
     if here.mesh == like.sharding.mesh:
         chains = here.spec.chains_of(one.ndim)
     elif not one.committed or here.spec == P():
@@ -275,6 +275,6 @@ def with_examples(one: Aval, like: Aval) -> NamedSharding:
 
 def _example(value: Aval) -> Aval:
     """Returns the aval of one example."""
-    value = reduced(value) if value.unreduced else value
+    value = summed(value) if value.unreduced else value
     chains = value.sharding.spec.chains_of(value.ndim)
     return aval(value.shape[1:], value.dtype, value.sharding.with_spec(P(*chains[1:])), value.committed)

@@ -34,7 +34,7 @@ from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
-from shardtensor.tensor.value import Aval, of_cotangent, reduced
+from shardtensor.tensor.value import Aval, of_cotangent, summed
 
 
 class Step(Call):
@@ -317,12 +317,12 @@ def reduced_sum(g: Any, kind: Any) -> Any:
     if g is None or not is_unreduced(g):
         return g
     fits = isinstance(kind, Aval) and g.shape == kind.shape
-    return call("reshard", g, reduced(kind).sharding if fits else g.sharding.with_spec(P()))
+    return call("reshard", g, summed(kind).sharding if fits else g.sharding.with_spec(P()))
 
 
 def _in_layout(g: Any, kind: Any) -> Any:
-    if isinstance(kind, Aval) and g.sharding != reduced(kind).sharding:
-        return call("reshard", g, reduced(kind).sharding)
+    if isinstance(kind, Aval) and g.sharding != summed(kind).sharding:
+        return call("reshard", g, summed(kind).sharding)
     return g
 
 
@@ -348,7 +348,7 @@ def or_zeros(g: Any, kind: Any) -> Any:
     if not hasattr(kind, "sharding"):
         return call("zeros", (), dtype=np.asarray(kind).dtype)
     sharding = of_cotangent(kind)
-    zeros = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
+    zeros = call("zeros", kind.shape, dtype=kind.dtype, device=summed(kind).sharding)
     if kind.committed and zeros.sharding == sharding:
         return zeros
     return call("transfer_to", zeros, sharding, "grad", committed=kind.committed)

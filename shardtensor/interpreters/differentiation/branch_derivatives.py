@@ -30,7 +30,7 @@ from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import Taped
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 
 class Branch(Recording):
@@ -124,7 +124,7 @@ def _places(saved: Sequence[Any], slots: list[Aval], *, grows: bool = False) -> 
     """Yields for each saved tensor the first free slot of its kind."""
     free = list(range(len(slots)))
     for x in saved:
-        kind = reduced(x._aval)
+        kind = summed(x._aval)
         form = kind.shape, kind.dtype, kind.sharding
         at = next((k for k in free if (slots[k].shape, slots[k].dtype, slots[k].sharding) == form), None)
         if at is None:

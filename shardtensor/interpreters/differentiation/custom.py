@@ -30,7 +30,7 @@ from shardtensor.interpreters.differentiation.taped_values import Taped, kind_of
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -180,7 +180,7 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
             if type(g) is SymbolicZero:
                 cotangents.append(None)
                 continue
-            where = reduced(kind).sharding if isinstance(kind, Aval) and current_device() is None else None
+            where = summed(kind).sharding if isinstance(kind, Aval) and current_device() is None else None
             if type(g) is not ShardedTensor:
                 g = call("asarray", g, dtype=dtype_of(kind), device=where)
             cotangents.append(g)

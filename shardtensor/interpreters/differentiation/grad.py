@@ -24,7 +24,7 @@ from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import of_cotangent, reduced
+from shardtensor.tensor.value import of_cotangent, summed
 
 
 def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def _scalar(caller: str, run: Run, holomorphic: bool) -> Any:
         )
     if type(y) is not ShardedTensor:
         return call("ones", (), dtype=dtype)
-    return call("ones", (), dtype=dtype, device=reduced(y._aval).sharding)
+    return call("ones", (), dtype=dtype, device=summed(y._aval).sharding)
 
 
 def value_and_grad(

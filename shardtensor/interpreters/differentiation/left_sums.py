@@ -10,7 +10,7 @@ from typing import Any
 from shardtensor.core import call, innermost
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import reduced
+from shardtensor.tensor.value import summed
 
 
 class LeftSums:
@@ -34,7 +34,7 @@ class LeftSums:
             return known[1:]
         if not self._taken or type(g) is not ShardedTensor or not g._aval.unreduced:
             return None
-        return reduced(g._aval).sharding, g._aval.committed
+        return summed(g._aval).sharding, g._aval.committed
 
 
 _leaving: ContextVar[LeftSums | None] = ContextVar("shardtensor_left_sums", default=None)

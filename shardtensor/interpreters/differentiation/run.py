@@ -19,7 +19,7 @@ from shardtensor.interpreters.differentiation.taped_values import kind_of, numbe
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 
 class Run:
@@ -123,7 +123,7 @@ class Run:
         new_leaves = []
         for y, t in zip(leaves(self.value), tangents, strict=True):
             kind = kind_of(y)
-            kind = reduced(kind) if isinstance(kind, Aval) else kind  # Tangents have no layouts of cotangents.
+            kind = summed(kind) if isinstance(kind, Aval) else kind  # Tangents have no layouts of cotangents.
             is_number = hasattr(y, "dtype") or isinstance(y, (float, complex))
             new_leaves.append(or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
         return replaced(self.value, new_leaves)

@@ -18,7 +18,7 @@ from shardtensor.interpreters.differentiation.taped_values import Taped
 from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 
 class NeedsTape(Exception):
@@ -140,7 +140,7 @@ def pushed(step: Step, tangents: list[Any]) -> Sequence[Any]:
     if all(t is None for t in tangents):
         return [None] * len(step.results)
     if step.op.name == "view":
-        return [tensor(reduced(step.results[0]), View(tangents[0], step.params["view_spec"]))]
+        return [tensor(summed(step.results[0]), View(tangents[0], step.params["view_spec"]))]
     out = step.derivative.pushed(tangents, step)
     if out is NotImplemented:
         out = _transposed_twice(step, tangents)
@@ -154,7 +154,7 @@ def like(t: Any, kind: Any) -> Any:
         return None
     t = reduced_sum(cast_to(whole(t, kind), kind), kind)
     if isinstance(kind, Aval):
-        sharding = reduced(kind).sharding
+        sharding = summed(kind).sharding
         if t.sharding != sharding or t.committed != kind.committed:
             t = call("transfer_to", t, sharding, "jvp", committed=kind.committed)
     return bind(OPS["copy"], (t,), ()) if hasattr(t._storage, "view_spec") else t

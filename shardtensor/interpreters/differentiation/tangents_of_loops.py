@@ -14,7 +14,7 @@ from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
-from shardtensor.tensor.value import reduced
+from shardtensor.tensor.value import summed
 
 Forward = Any
 """A `shardtensor.interpreters.differentiation.tangents.Forward`, of which the module imports this one."""
@@ -113,4 +113,4 @@ def _weak(value: Any, t: Any, with_zeros: bool) -> Any:
 
 def _zeros(x: ShardedTensor) -> Any:
     zeros = zeros_of(x._aval)
-    return zeros if x.committed else call("transfer_to", zeros, reduced(x._aval).sharding, "jvp", committed=False)
+    return zeros if x.committed else call("transfer_to", zeros, summed(x._aval).sharding, "jvp", committed=False)

@@ -22,7 +22,7 @@ from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements
-from shardtensor.tensor.value import Aval, reduced
+from shardtensor.tensor.value import Aval, summed
 
 
 def run(op: Op, operands: Operands, params: Params) -> Any:
@@ -118,7 +118,7 @@ def plan_for(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
 
 def _of_sum(kind: Kind) -> Kind:
     """Returns the kind of an unreduced operand once its partial sums are added, which reading its storage does."""
-    return reduced(kind) if isinstance(kind, Aval) and kind.unreduced else kind
+    return summed(kind) if isinstance(kind, Aval) and kind.unreduced else kind
 
 
 def value_of(name: str, x: ShardedTensor, *params: Any) -> ShardedTensor:

@@ -21,7 +21,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.spmd.maps.outputs import joined_leaf
 from shardtensor.tensor.pytree import flattened, form_of, leaves, paths, replaced, spread
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 Result = TypeVar("Result")
 
@@ -127,6 +127,9 @@ def _whole(column: Sequence[Any], entry: Any, mesh: Mesh, number: int) -> Any:
     tensors = []
     for row, split, path in zip(rows, splits, paths(first, name), strict=True):
         what = f"shard_jit: {path}"
+        if type(row[0]) in SCALARS and not split:  # It stays weakly typed.
+            tensors.append(row[0])
+            continue
         tensors.append(joined_leaf(row, _spec(split, np.ndim(row[0]), what), mesh, mesh.axis_names, what, check=False))
     return replaced(first, tensors)
 

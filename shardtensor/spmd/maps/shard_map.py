@@ -81,9 +81,9 @@ def shard_map(
         in_specs: the layout of each argument, in the same forms; None for an argument that is passed unchanged.
             Arguments in another layout are resharded. By default, each tensor keeps its own spec, other arrays and
             scalars are replicated, and any other object is passed unchanged.
-        axis_names: the mapped mesh axes; by default, all of them. ``f`` is called once for each position along these,
-            with tensors over the devices along the other axes, whose split along those axes is kept; a `shard_map` over
-            the other axes inside of ``f`` runs on single devices.
+        axis_names: the mapped mesh axes; by default, or if there are none, all of them. ``f`` is called once for each
+            position along these, with tensors over the devices along the other axes, whose split along those axes is
+            kept; a `shard_map` over the other axes inside of ``f`` runs on single devices.
         check_vma: False skips the check that results are equal where ``out_specs`` declares it; if they differ, the
             elements of the tensor are undefined. (The check compares on the devices, and waits for them.)
 
@@ -143,7 +143,7 @@ def _mapped_names(axis_names: Any) -> Chain | None:
     if not isinstance(axis_names, (tuple, list, set, frozenset)):
         kind = type_text(axis_names)
         raise ArgumentTypeError(f"shard_map: axis_names is {kind}; wanted a set of names of mesh axes")
-    return tuple(axis_names)
+    return tuple(axis_names) or None  # As in JAX, no names are all of them.
 
 
 def _run(

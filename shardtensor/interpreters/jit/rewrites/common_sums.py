@@ -26,7 +26,7 @@ from shardtensor.interpreters.programs.replay import bytes_of, result_of
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.ownership import track
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, shard_arrays, without_elements
-from shardtensor.tensor.value import Aval, aval, reduced
+from shardtensor.tensor.value import Aval, aval, summed
 
 _MOST_BYTES = 25 << 20
 """The maximum size of a message: it is the memory that joining partial sums takes."""
@@ -54,7 +54,7 @@ def _common_sum(tensors: Sequence[ShardedTensor]) -> tuple[ShardedTensor, ...]:
     else:
         joined = shards_of(value, ()).make(value, _join, *map(shard_arrays, partials)).tensor()
     total = execute(OPS["add_partials"], (joined,), (True, 0, False, None))
-    parts = tuple([_part(total, reduced(x._aval), begin) for x, begin in zip(tensors, ends, strict=False)])
+    parts = tuple([_part(total, summed(x._aval), begin) for x, begin in zip(tensors, ends, strict=False)])
     track([tensors], parts)
     return tuple([y if x._is_scalar else mark_array(y) for x, y in zip(tensors, parts, strict=True)])
 
@@ -159,7 +159,7 @@ def _sum_of(equation: Equation, number: int) -> _Sum | None:
     if not kind.sharding.is_fully_replicated or kind.dtype.kind not in "iufc":
         return None
     if equation.op.name == "transfer_to" and type(x) is Var and isinstance(x.kind, Aval) and x.kind.unreduced:
-        return _Sum(equation, x, v) if reduced(x.kind) == kind else None
+        return _Sum(equation, x, v) if summed(x.kind) == kind else None
     total, reduction = v, equation
     after: Sequence[Equation] = ()
     if equation.op.name == "mean" and (equations := _mean_as_sum(equation, number + 1)) is not None:
