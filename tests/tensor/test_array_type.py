@@ -62,7 +62,7 @@ def test_types_inside_of_maps_and_of_inference(backend: str) -> None:
     g = st.shard_map(f, mesh=mesh, in_specs=st.P("X"), out_specs=st.P("X"))
     g(np.ones((4, 3)))
     st.eval_shape(g, np.ones((4, 3)))
-    assert seen == ["float64[2,3]"] * 4
+    assert seen == ["float64[2,3]{V:X}"] * 4
 
 
 @pytest.mark.parametrize("x", [None, "text", [1, 2], object()])

@@ -83,7 +83,8 @@ def shard_map(
             scalars are replicated, and any other object is passed unchanged.
         axis_names: the mapped mesh axes; by default, or if there are none, all of them. ``f`` is called once for each
             position along these, with tensors over the devices along the other axes, whose split along those axes is
-            kept; a `shard_map` over the other axes inside of ``f`` runs on single devices.
+            kept (partial sums along them are added); a `shard_map` over the other axes inside of ``f`` runs on single
+            devices.
         check_vma: False skips the check that results are equal where ``out_specs`` declares it; if they differ, the
             elements of the tensor are undefined. (The check compares on the devices, and waits for them.)
 
