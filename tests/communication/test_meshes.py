@@ -31,7 +31,6 @@ def devices(monkeypatch: pytest.MonkeyPatch, count: int) -> int:
 @pytest.mark.parametrize(
     ("engine", "processes", "count", "step"),
     [
-        ("mpi", 3, 2, 120),
         pytest.param("mpi", 3, 2, 1, marks=FULL),
         pytest.param("mpi", 4, 1, 1, marks=FULL),
         pytest.param("gloo", 3, 1, 1, marks=FULL),
