@@ -346,10 +346,11 @@ def test_unreduced_arguments_and_results(backend: str, data: Any) -> None:
     rest = [axis for axis in ("x", "y") if axis not in axes]
     chain = data.draw(some.sampled_from([(), *[(axis,) for axis in rest]]))
     place = data.draw(some.integers(0, 1))
-    spec = P(*[chain if d == place else () for d in range(2)], unreduced=set(axes), reduced={*rest} - {*chain})
+    names = data.draw(some.sampled_from([None, {*axes, *chain}]))
+    reduced = {*rest} - {*chain} if names is None else set()
+    spec = P(*[chain if d == place else () for d in range(2)], unreduced=set(axes), reduced=reduced)
     dtype = data.draw(some.sampled_from(["float32", "int64", "complex128"]))
     x = rng(len(shape)).integers(-9, 9, shape).astype(dtype)
-    names = data.draw(some.sampled_from([None, {*axes, *chain}]))
     own = data.draw(some.booleans())
     given = {} if own else {"in_specs": spec}
     double = st.shard_map(lambda b: b * 2, mesh=mesh, out_specs=spec, axis_names=names, **given)
@@ -419,10 +420,11 @@ def test_errors_of_specs(backend: str) -> None:
     ):
         with pytest.raises(st.ShardingError, match=match):
             st.shard_map(lambda b: b, mesh=mesh, out_specs=P("x"), **options)(x)
-    with pytest.raises(st.ArgumentTypeError, match="cannot be unreduced; wanted numbers"):
-        st.shard_map(lambda b: b, mesh=mesh, in_specs=P(unreduced={"x"}), out_specs=P("x"))(
-            np.zeros(4, "datetime64[s]")
-        )
+    if backend in ("numpy", "checked"):  # Other libraries have no dates.
+        with pytest.raises(st.ArgumentTypeError, match="cannot be unreduced; wanted numbers"):
+            st.shard_map(lambda b: b, mesh=mesh, in_specs=P(unreduced={"x"}), out_specs=P("x"))(
+                np.zeros(4, "datetime64[s]")
+            )
     differs = st.shard_map(lambda b: b + st.axis_index("y"), mesh=mesh, in_specs=P("x"), out_specs=P(unreduced={"x"}))
     with pytest.raises(st.ShapeError, match=r"declared to be equal along 'y'"):
         differs(x)
