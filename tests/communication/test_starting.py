@@ -216,7 +216,7 @@ def test_by_shardtensor_launch(program: str) -> None:
 
 
 def test_one_call_of_a_program_is_one_process(program: str, tmp_path: Path) -> None:
-    """No processes are started that nobody has asked for."""
+    """A program that is called once runs in one process."""
     code = "import shardtensor as st; print(st.process_count(), st.process_index(), st.device_count())"
     ended = subprocess.run([sys.executable, "-c", code], env=environ(), capture_output=True, text=True, check=True)
     assert ended.stdout == "1 0 2\n"

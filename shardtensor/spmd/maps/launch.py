@@ -186,6 +186,7 @@ class _Map:
             of programs that have not started, so that donated arrays are exclusive.
         places: what follows from the devices.
         modes: the functions that restore the caller's modes of libraries, by backend.
+        specs: for each argument the specs of its leaves, if the arguments are blocks.
     """
 
     columns: Sequence[MappedArgument]
@@ -198,8 +199,7 @@ class _Map:
     rows: list[Any] = field(init=False)
     places: _Places = field(init=False)
     modes: dict[Backend, Callable[[], None]] = field(init=False)
-
-    specs: Sequence[Any] | None = None
+    specs: Sequence[Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         fn = self.fn
