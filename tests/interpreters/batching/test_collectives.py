@@ -39,7 +39,7 @@ def test_collectives(name: str, backend: str) -> None:
     if name == "axis_index" and not hasattr(jax.lax, "axis_size"):
         pytest.skip("this JAX has no axis_size")
     with jax.enable_x64(True):
-        wanted = jax.vmap(lambda x: fn(jax.lax, x, np.float64(2)), axis_name="b")(values)
+        wanted = jax.jit(jax.vmap(lambda x: fn(jax.lax, x, np.float64(2)), axis_name="b"))(values)
     for spec in (st.P("x"), st.P(None, "x")):
         x = put(values, backend, spec=spec)
         for call in (lambda f: f, st.jit):
@@ -87,7 +87,7 @@ def test_gradients_of_each_example(name: str) -> None:
     """They are those of the sum of all examples' results, as in JAX."""
     x, loss = np.random.default_rng(0).standard_normal((4, 3)), LOSSES[name]
     with jax.enable_x64(True):
-        wanted = jax.vmap(jax.grad(lambda a: loss(jax.lax, a)), axis_name="b")(x)
+        wanted = jax.jit(jax.vmap(jax.grad(lambda a: loss(jax.lax, a)), axis_name="b"))(x)
     each = st.vmap(st.grad(lambda a: loss(st, a)), axis_name="b")
     for call in (each, st.jit(each)):
         np.testing.assert_allclose(np.asarray(call(x)), np.asarray(wanted), rtol=1e-12)

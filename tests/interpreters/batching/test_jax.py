@@ -87,6 +87,6 @@ def test_programs(text: str) -> None:
     a, v = rng.standard_normal((5, 4, 3)), rng.standard_normal((5, 3))
     fn = eval(f"lambda np, a, v: {text}", {"jax": jax})
     with jax.enable_x64(True):
-        wanted = np.asarray(jax.vmap(lambda a, v: fn(jax.numpy, a, v))(a, v))
+        wanted = np.asarray(jax.jit(jax.vmap(lambda a, v: fn(jax.numpy, a, v)))(a, v))
     found = st.vmap(lambda a, v: fn(st, a, v))(put(a, "numpy"), put(v, "numpy"))
     np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-9, atol=1e-12)

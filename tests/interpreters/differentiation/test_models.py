@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -53,12 +54,19 @@ def parameters() -> tuple[dict[str, Any], Any, Any]:
 SPLIT = {"q": st.P(None, "y"), "k": st.P(None, "y"), "v": st.P(None, "y"), "out": st.P("y"), "table": st.P()}
 
 
+@functools.cache
+def attention_by_jax() -> Any:
+    """The value and the gradient of the block: compiled once, because JAX takes a second for it."""
+    p, tokens, targets = parameters()
+    with jax.enable_x64(True):
+        return jax.jit(jax.value_and_grad(lambda p: attention(jax.numpy, p, tokens, targets)))(p)
+
+
 @everywhere
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_block_of_a_transformer(backend: str, compiled: bool) -> None:
     p, tokens, targets = parameters()
-    with jax.enable_x64(True):
-        value, wanted = jax.value_and_grad(lambda p: attention(jax.numpy, p, tokens, targets))(p)
+    value, wanted = attention_by_jax()
     mesh = mesh_of((2, 2), backend)
     put = {k: st.device_put(x, st.NamedSharding(mesh, SPLIT.get(k, st.P()))) for k, x in p.items()}
     data = [st.device_put(x, st.NamedSharding(mesh, st.P("x"))) for x in (tokens, targets)]
@@ -115,7 +123,7 @@ def test_a_convolutional_network_by_map_overlap(boundary: Any) -> None:
     w, x = images()
     p = {"first": w, "second": w[::-1] + 0.1}
     with jax.enable_x64(True):
-        wanted = jax.grad(lambda p, x: network(p, x, boundary), argnums=(0, 1))(p, x)
+        wanted = jax.jit(jax.grad(lambda p, x: network(p, x, boundary), argnums=(0, 1)))(p, x)
     for axes, spec in (((2, 2), st.P("x", "y")), ((4,), st.P("x"))):
         mesh = mesh_of(axes, "numpy")
         put = {k: st.device_put(v, st.NamedSharding(mesh, st.P())) for k, v in p.items()}
@@ -198,13 +206,18 @@ def of_model(name: str) -> dict[str, Any]:
     return {"height": rng.standard_normal(21), "stiffness": np.asarray(0.7), "friction": np.asarray(0.05)}
 
 
+@functools.cache
+def gradient_by_jax(name: str) -> Any:
+    model = MODELS[name]
+    with jax.enable_x64(True):
+        return jax.jit(jax.grad(lambda p: model(jax.numpy, lambda x, at, value: x.at[at].set(value), p)))(of_model(name))
+
+
 @everywhere
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_simulations_and_clusters(name: str, compiled: bool, backend: str) -> None:
-    p, model = of_model(name), MODELS[name]
-    with jax.enable_x64(True):
-        wanted = jax.grad(lambda p: model(jax.numpy, lambda x, at, value: x.at[at].set(value), p))(p)
+    p, model, wanted = of_model(name), MODELS[name], gradient_by_jax(name)
     mesh = mesh_of((4,), backend)
     put = {k: st.device_put(x, st.NamedSharding(mesh, st.P("x") if x.size > 12 else st.P())) for k, x in p.items()}
     fn = st.grad(lambda p: model(st, in_place, p))
