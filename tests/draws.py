@@ -7,5 +7,5 @@ all_of_them = False
 
 
 def drawn(examples: int, fast: int | None = None) -> int:
-    """Returns the number of examples of a test: all with ``--full``, else ``fast``, by default a sixth."""
-    return examples if all_of_them else fast or max(1, examples // 6)
+    """Returns the number of examples of a test: all with ``--full``, else ``fast``, by default an eighth."""
+    return examples if all_of_them else fast or max(1, examples // 8)

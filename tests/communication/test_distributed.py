@@ -175,7 +175,7 @@ TOGETHER = 3
 CASES = [(event, engine, n) for event in MESSAGES for engine in ENGINES for n in (2, 3, 4)]
 RARE = {*DIFFERENT, *KILLED, "reads_all_elements"} - {"killed"}
 FEW = [(event, engine, n) for event, engine, n in CASES if (engine, n) == ("mpi", 2) and event not in RARE]
-FEW.append(("killed_in_a_collective", "gloo", 3))
+FEW.append(("killed_in_a_collective", "gloo", 2))
 
 
 def test_an_array_for_each_device_is_given_once() -> None:
@@ -907,7 +907,7 @@ print(worker.exitcode, float(x.sum()))
     ("engine", "ends"),
     [
         ("mpi", ["_exit", "grandchild", "exit", "exception"]),
-        ("gloo", ["exit"]),
+        pytest.param("gloo", ["exit"], marks=FULL),
         pytest.param("gloo", ["_exit", "grandchild", "exit", "exception"], marks=FULL),
     ],
     ids=["mpi", "gloo", "gloo, all"],

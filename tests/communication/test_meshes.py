@@ -140,7 +140,7 @@ def test_faults_where_a_process_has_no_part_of_a_transfer(event: str, message: s
 
 @pytest.mark.parametrize(
     ("engine", "processes"),
-    [("mpi", 4), pytest.param("mpi", 2, marks=FULL), pytest.param("gloo", 4, marks=FULL)],
+    [("mpi", 2), pytest.param("mpi", 4, marks=FULL), pytest.param("gloo", 4, marks=FULL)],
 )
 def test_stages_of_a_pipeline_have_the_bits_of_one_process(
     engine: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

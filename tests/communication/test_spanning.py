@@ -100,7 +100,7 @@ def trained(engine: str, processes: int, path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("engine", "processes"),
-    [("mpi", 4), pytest.param("mpi", 2, marks=FULL), pytest.param("gloo", 4, marks=FULL)],
+    [("mpi", 2), pytest.param("mpi", 4, marks=FULL), pytest.param("gloo", 4, marks=FULL)],
 )
 def test_training_has_the_bits_of_one_process(
     engine: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,18 +175,18 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     """The small versions of the tests below, in one job, and in one process alone for each kind of memory."""
     monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "4")
     (tmp_path / "programs.json").write_text(
-        json.dumps([made for author in (SpanningAuthor, WideAuthor) for made in programs(range(2), 28, author)])
+        json.dumps([made for author in (SpanningAuthor, WideAuthor) for made in programs(range(1), 28, author)])
     )
     arguments = {
-        "operators": ["2", *SLICE], "programs": [str(tmp_path / "programs.json")], "notebooks": ["02_writing"],
-        "reductions": ["23"], "traffic": ["2", *SLICE, *COLLECTIVES], "loops": ["16"], "gradients": [],
+        "operators": ["1", *SLICE], "programs": [str(tmp_path / "programs.json")], "notebooks": ["02_writing"],
+        "reductions": ["61"], "traffic": ["2", *SLICE, *COLLECTIVES], "loops": ["8"], "gradients": [],
     }  # fmt: skip
 
     def writing(folder: str, *names: str) -> list[list[str]]:
         (tmp_path / folder).mkdir()
         return [[str(HERE / f"spanning_{n}.py"), str(tmp_path / folder / n), *arguments[n]] for n in names]
 
-    commands = [[CHECKS], *writing("spanning", *arguments), [MAPS, "0", "10"]]
+    commands = [[CHECKS], *writing("spanning", *arguments), [MAPS, "0", "6"]]
     status, text = launch("mpi", 2, SERIES, json.dumps(commands), limit=200)
     assert status == 0, text
     assert text.count("passed") == 2 * text.count("[0] passed") > 0
@@ -194,8 +194,8 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     assert_hashes(found["operators"])
     assert_simulated(tmp_path / "spanning" / "traffic", 2)
     assert_hashes(found["loops"])
-    assert len(found["reductions"]) > 300
-    assert (len(found["programs"]), len(found["notebooks"]) >= 5) == (4, True)
+    assert len(found["reductions"]) > 100
+    assert (len(found["programs"]), len(found["notebooks"]) >= 5) == (2, True)
     for backend, sharing, *names in (
         ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions", "gradients"), ("checked", 4, "programs", "notebooks", "loops"),
     ):  # fmt: skip

@@ -144,7 +144,7 @@ def test_the_fast_tier_draws_from_backends_and_examples(full: bool, printed: dic
     assert {name[-2] for name in few} == set("abc")
     others = [name for name in passed if not name.startswith(("two[", "few["))]
     assert others == sorted([*every, *(f"in_turn[{case}]" for case in in_turn)])
-    assert f"{40 if full else 6} examples" in text
+    assert f"{40 if full else 5} examples" in text
 
 
 def test_a_case_that_is_named_runs_on_the_backend_of_its_name(printed: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.draws import drawn
 from tests.scripts import new_process
 from tests.sizes.functions import CALLS, COPIED, EITHER_ZERO, EXACT, ILL_CONDITIONED, LEFT_OUT, NOT_STABLE, UNSORTED
 from tests.sizes.thresholds import OTHERS, THRESHOLDS, constants
@@ -49,12 +50,12 @@ def test_the_lists_of_functions_have_names_of_calls() -> None:
 
 @pytest.mark.parametrize("setting", ["none", "low"])
 def test_every_function_is_numpys_below_and_above_the_thresholds(setting: str) -> None:
-    run("calls", setting, MIXED, 0, 2)
+    run("calls", setting, MIXED, 0, drawn(2, fast=1))
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_thousand_random_programs_are_numpys(part: int) -> None:
-    run("programs", ["none", "low", "1", "2"][part], FAST[part], 500 * part, 250)
+def test_few_random_programs_are_numpys(part: int) -> None:
+    run("programs", ["none", "low", "1", "2"][part], FAST[part], 500 * part, drawn(250, fast=60))
 
 
 def test_random_programs_in_c_are_numpys() -> None:
