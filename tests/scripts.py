@@ -29,6 +29,9 @@ VARIABLES = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy"}
 Ended = subprocess.CompletedProcess[str]
 """How a program has ended: its status, output and errors."""
 
+WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""A variable of programs that run pytest: the plugins of libraries that happen to be installed import these libraries."""
+
 LAPTOP = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])\n"
 """The beginning of a script that has two cores, and so two devices if it does not set their number."""
 

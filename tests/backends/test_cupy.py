@@ -35,6 +35,7 @@ from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import shard_arrays
 from tests import fakecupy
+from tests.conftest import Logged
 from tests.draws import drawn
 from tests.fakecupy import Race, WrongDeviceError, world
 from tests.layouts import assert_equal
@@ -1138,12 +1139,12 @@ def straight(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-def test_damaged_peers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    with machine(corrupt={(0, 1)}) as m, caplog.at_level(logging.WARNING, "shardtensor"):
+def test_damaged_peers_are_logged_once(logged: Logged) -> None:
+    with machine(corrupt={(0, 1)}) as m, logged.at_level(logging.WARNING, "shardtensor"):
         for _ in range(3):
             x = st.device_put(numbers(2000), m.devices[0])
             assert_equal(st.device_put(st.device_put(x, m.devices[2]), m.devices[0]), numbers(2000))
-    assert [r.getMessage() for r in caplog.records] == [
+    assert logged.messages == [
         "GPU 1 has peer access to GPU 0, but a test copy arrived damaged; copies go through host memory"
     ]
 

@@ -827,7 +827,9 @@ def test_gradients_in_programs_of_several_processes(tmp_path: Any) -> None:
 
 def test_the_pages_run_with_pytorch() -> None:
     """In one process, which imports PyTorch once."""
-    pages = [(DOCS / name).read_text().replace("```python torch", "```python") for name in ("pytorch.md", "programs.md")]
+    pages = [
+        (DOCS / name).read_text().replace("```python torch", "```python") for name in ("pytorch.md", "programs.md")
+    ]
     codes, printed = zip(*map(program, pages), strict=True)
     script = LAPTOP + f"for code in {codes!r}:\n    exec(code, {{'__name__': '__main__'}})\n"
     assert output_of(run_script(script, seconds=300)) == "".join(printed)

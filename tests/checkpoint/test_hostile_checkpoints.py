@@ -245,7 +245,7 @@ def test_each_entry_of_a_manifest_may_be_anything_else(saved: Path, tmp_path: Pa
     content = content_of(path)
     cases = [(where, other) for where in paths_in(content) for other in OTHERS]
     tracemalloc.start()
-    for number in np.linspace(0, len(cases) - 1, drawn(4000, fast=40)):
+    for number in np.linspace(0, len(cases) - 1, drawn(4000, fast=20)):
         where, other = cases[int(number)]
         put(path, changed(content, where, other))
         check_harmless(path, (where, other))

@@ -237,7 +237,7 @@ def assert_equal_trees(found: Any, wanted: Any) -> None:
         assert found == wanted
 
 
-@settings(max_examples=drawn(1000, fast=60))
+@settings(max_examples=drawn(1000, fast=30))
 @given(tree=TREES)
 def test_every_leaf_of_a_tree_comes_back(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("tree") / "a"

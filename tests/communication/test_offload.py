@@ -25,6 +25,7 @@ from shardtensor.backend import registry
 from shardtensor.communication.offload import OffloadedStorage, PrefetchedStorage
 from shardtensor.errors import BackendError
 from tests import fakecupy
+from tests.conftest import Logged
 from tests.layouts import assert_equal, mesh_of
 
 NAMES = ("numpy", "checked", "cupy", "torch")
@@ -294,7 +295,7 @@ def test_moves_are_counted(backend: str) -> None:
     assert {(explicit, who) for _, explicit, who in back} == ({(False, "pinned_host")} if real else set())
 
 
-def test_the_guard(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_guard(backend: str, logged: Logged) -> None:
     here, away = kinds(backend)
     x = st.device_put(HOST, away)
     with st.transfer_guard("disallow"):
@@ -308,9 +309,9 @@ def test_the_guard(backend: str, caplog: pytest.LogCaptureFixture) -> None:
         else:
             assert_equal(x + 1, HOST + 1)
     assert_equal(x, HOST)
-    with st.transfer_guard("log"), caplog.at_level(logging.WARNING, "shardtensor"):
+    with st.transfer_guard("log"), logged.at_level(logging.WARNING, "shardtensor"):
         x + 1
-    assert [r.getMessage() for r in caplog.records] == ["pinned_host: moves 280 bytes implicitly"] * apart(backend)
+    assert logged.messages == ["pinned_host: moves 280 bytes implicitly"] * apart(backend)
 
 
 def test_replicas_share_one_copy(backend: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend.registry import load, shared_memory
 from shardtensor.functions.building.halos import with_halos
+from tests.conftest import Logged
 from tests.layouts import THREADS_INHERIT, USABLE, assert_same, everywhere, mesh_of
 
 
@@ -210,11 +211,11 @@ def test_the_guard_names_the_function_that_was_called(name: str, call: Callable[
         call(x)
 
 
-def test_guard_logs(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_guard_logs(backend: str, logged: Logged) -> None:
     x = st.ones((8,), device=mesh_of((4,), backend))
-    with caplog.at_level(logging.WARNING, "shardtensor"), st.transfer_guard("log"):
+    with logged.at_level(logging.WARNING, "shardtensor"), st.transfer_guard("log"):
         x + np.ones(8)
-    assert "add: moves 64 bytes implicitly" in caplog.text
+    assert "add: moves 64 bytes implicitly" in logged.messages
 
 
 def test_guard_holds_in_its_thread_and_in_the_maps_it_starts(backend: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from tests.conftest import Logged
 from tests.draws import drawn
 from tests.layouts import USABLE, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
@@ -62,20 +63,20 @@ def test_shard_without_devices_takes_the_default_mesh() -> None:
 
 
 @everywhere
-def test_unshard_of_ragged_lists_rebalances_and_says_so(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unshard_of_ragged_lists_rebalances_and_says_so(backend: str, logged: Logged) -> None:
     values = [array((n, 2), "float64", n) for n in (1, 5, 0, 2)]
     parts = [st.device_put(v, d) for v, d in zip(values, st.devices(backend), strict=False)]
-    with caplog.at_level(logging.INFO, "shardtensor"), st.transfers() as log:
+    with logged.at_level(logging.INFO, "shardtensor"), st.transfers() as log:
         whole = st.unshard(parts)
     assert_same(whole, np.concatenate(values), exact=True)
     assert log.bytes == 16 * 3  # the split rule wants 2, 2, 2, 2: row 1, and rows 4 and 5, leave the second device
-    assert "rebalanced" in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "shardtensor"):
+    assert "rebalanced" in "".join(logged.messages)
+    logged.messages.clear()
+    with logged.at_level(logging.INFO, "shardtensor"):
         st.unshard(parts)
         st.unshard(st.shard(whole))
         st.unshard([parts[1], parts[1]])
-    assert len(caplog.records) == 1  # each time that rows change their device, and only then
+    assert len(logged.messages) == 1  # each time that rows change their device, and only then
 
 
 @everywhere

@@ -801,7 +801,7 @@ def test_drawn_programs(data: Any) -> None:
 @pytest.mark.slow
 @sets
 def test_programs(backends: tuple[str, ...]) -> None:
-    first, count = (0, drawn(140, fast=16)) if backends == BACKENDS else (5000, drawn(20, fast=3))
+    first, count = (0, drawn(140, fast=10)) if backends == BACKENDS else (5000, drawn(20, fast=2))
     run_seeds(range(first, first + count), 40, backends)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from tests.scripts import LAPTOP, ROOT, new_process, output_of, run_script
+from tests.scripts import LAPTOP, ROOT, WITHOUT_PLUGINS, new_process, output_of, run_script
 
 DOCS = ROOT / "docs"
 
@@ -109,7 +109,9 @@ def test_debuggers_open_in_the_mapped_function_that_raised(tmp_path: Path) -> No
         (["pytest", "--pdb", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)], "p part.tolist()\nq\n"),
         (["pdb"], "c\np part.tolist()\nq\nq\n"),
     ):
-        shown = new_process("-m", *command, str(file), stdin=typed, SHARDTENSOR_NUM_DEVICES="3").stdout
+        shown = new_process(
+            "-m", *command, str(file), stdin=typed, SHARDTENSOR_NUM_DEVICES="3", **WITHOUT_PLUGINS
+        ).stdout
         assert f"{file.name}(8)inverse()" in shown, shown
         assert "(Pdb) [0.0]" in shown, shown
 

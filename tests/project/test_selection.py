@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import new_process, output_of
+from tests.scripts import WITHOUT_PLUGINS, new_process, output_of
 from tests.selection import slice_of, sliced
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         named = [option.replace("SUITE", str(path)) for option in options]
         named += [str(path)] * (named == options)
         commands[name] = ["-p", "tests.selection", "-p", "no:cacheprovider", "-q", "-rp", *named]
-    workers = output_of(new_process("-m", "pytest", *commands.pop("workers")))
-    others = output_of(new_process("-c", PYTEST, stdin=json.dumps([*commands.values()])))
+    workers = output_of(new_process("-m", "pytest", "-p", "xdist", *commands.pop("workers"), **WITHOUT_PLUGINS))
+    others = output_of(new_process("-c", PYTEST, stdin=json.dumps([*commands.values()]), **WITHOUT_PLUGINS))
     texts = others.split("RUN\n")[1:]
     return {"workers": workers, **dict(zip(commands, texts, strict=True))}
 

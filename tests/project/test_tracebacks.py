@@ -14,7 +14,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import places, tracebacks
-from tests.scripts import VARIABLES, new_process, output_of, run_script
+from tests.scripts import VARIABLES, WITHOUT_PLUGINS, new_process, output_of, run_script
 
 ERRORS = """
 import io, sys, traceback
@@ -191,17 +191,17 @@ def test_late_module():
 def test_pytest_hides_the_frames(tmp_path: Path) -> None:
     file = tmp_path / "test_program.py"
     file.write_text(TESTS)
-    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--rootdir", str(tmp_path), str(file))
-    text = new_process("-m", "pytest", *options, cwd=tmp_path, PYTHONPATH="").stdout
+    options = ("-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path), str(file))
+    text = new_process("-m", "pytest", *options, cwd=tmp_path, PYTHONPATH="", **WITHOUT_PLUGINS).stdout
     assert "3 failed" in text
     assert re.findall(r"^(\S+\.py):\d+: ", text, re.M) == ["test_program.py"] * 4
-    full = new_process("-m", "pytest", *options, cwd=tmp_path, SHARDTENSOR_TRACEBACK="full").stdout
+    full = new_process("-m", "pytest", *options, cwd=tmp_path, SHARDTENSOR_TRACEBACK="full", **WITHOUT_PLUGINS).stdout
     assert "eager.py" in full
     assert "einsum.py" in full
     commands = (
         "import sys, traceback\np 'frames', len(traceback.extract_tb(sys.last_value.__traceback__))\np __name__\nq\n"
     )
-    debugged = new_process("-m", "pytest", "--pdb", *options, cwd=tmp_path, stdin=commands).stdout
+    debugged = new_process("-m", "pytest", "--pdb", *options, cwd=tmp_path, stdin=commands, **WITHOUT_PLUGINS).stdout
     assert int(re.search(r"\('frames', (\d+)\)", debugged)[1]) > 5  # type: ignore[index]
     assert "'test_program'" in debugged  # The debugger starts at the line of the program.
 
@@ -279,8 +279,8 @@ warnings.warn("mine")  # line 27
 
 
 def test_resource_warnings_keep_their_source() -> None:
-    script = "import shardtensor, warnings\nwarnings.simplefilter('always')\nopen('README.md')"
-    done = new_process("-X", "tracemalloc=5", "-c", script)
+    script = "import shardtensor, tracemalloc, warnings\nwarnings.simplefilter('always')\n"
+    done = new_process("-c", script + "tracemalloc.start(5)\nopen('README.md')")
     assert "ResourceWarning: unclosed file" in done.stderr
     assert "Object allocated at" in done.stderr
 

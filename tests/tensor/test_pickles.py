@@ -13,6 +13,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.tensor.tensor import _unpickle
+from tests.conftest import Logged
 from tests.layouts import assert_same, everywhere, mesh_of
 from tests.scripts import new_process, output_of
 
@@ -75,11 +76,11 @@ def test_what_was_pickled_on_another_model_of_gpu_loads(backend: str) -> None:
 @everywhere
 @pytest.mark.parametrize("where", ["absent", "numpy"])  # no such backend; a backend with fewer devices
 def test_tensors_of_devices_that_do_not_exist_load_on_the_default_mesh(
-    where: str, backend: str, caplog: pytest.LogCaptureFixture
+    where: str, backend: str, logged: Logged
 ) -> None:
     there = absent(2, 3, backend=where)
     mesh = mesh_of((3,), backend)
-    with st.use_mesh(mesh), caplog.at_level(logging.WARNING, "shardtensor"):
+    with st.use_mesh(mesh), logged.at_level(logging.WARNING, "shardtensor"):
         kept = again(Pickled(VALUE, st.NamedSharding(there, st.P(None, "x"))))
         split = again(Pickled(VALUE, st.NamedSharding(there, st.P("x", "y"))))
         scalar = again(Pickled(np.array(3.0), st.NamedSharding(there, st.P())))
@@ -94,17 +95,17 @@ def test_tensors_of_devices_that_do_not_exist_load_on_the_default_mesh(
     assert float(scalar) == 3
     placed = st.ones((10, 3), device=st.devices("checked")[5])
     assert (split + placed).device == placed.device
-    (first, *_) = caplog.messages
+    (first, *_) = logged.messages
     assert first.startswith(f"unpickle: tensors of Mesh(x=2, y=3; {where}:100..105) ")
     assert f" are loaded on Mesh(x=3; {backend}:0..2): there is no " in first
 
 
-def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_logged_once(logged: Logged) -> None:
     sharding = st.NamedSharding(absent(5, names="q"), st.P("q"))
-    with caplog.at_level(logging.WARNING, "shardtensor"):
+    with logged.at_level(logging.WARNING, "shardtensor"):
         for _ in range(3):
             again(Pickled(VALUE, sharding))
-    assert len(caplog.messages) == 1
+    assert len(logged.messages) == 1
 
 
 def test_the_tensors_of_a_list_stay_on_devices_of_their_own() -> None:

@@ -570,7 +570,7 @@ def everything(kit: BackendTests) -> Iterator[tuple[str, tuple[Any, ...]]]:
 @pytest.mark.parametrize("backend", [WithoutDoubles, OneDevice])
 def test_backends_with_fewer_features_pass(backend: type[Any], use: Callable[..., BackendTests]) -> None:
     """Without a dtype, or with only one device, the rest is tested."""
-    kit = use(backend, examples=drawn(3, fast=2))
+    kit = use(backend, examples=drawn(3, fast=1))
     skipped = []
     for name, arguments in everything(kit):
         try:

@@ -14,6 +14,7 @@ import shardtensor as st
 from shardtensor import P
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.interpreters.differentiation.left_sums import left_sums
+from tests.draws import drawn
 
 N = 8
 WIDTH = 6
@@ -57,6 +58,7 @@ def mean_of_parts(function: Any, n: int, params: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"])
 @pytest.mark.parametrize("jit", [False, True])
+@hypothesis.settings(max_examples=drawn(100, fast=6))
 @hypothesis.given(data=some.data())
 def test_results_are_those_of_the_whole_batch(backend: str, jit: bool, data: Any) -> None:
     rows = data.draw(some.integers(1, 40))

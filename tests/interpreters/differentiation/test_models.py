@@ -210,7 +210,9 @@ def of_model(name: str) -> dict[str, Any]:
 def gradient_by_jax(name: str) -> Any:
     model = MODELS[name]
     with jax.enable_x64(True):
-        return jax.jit(jax.grad(lambda p: model(jax.numpy, lambda x, at, value: x.at[at].set(value), p)))(of_model(name))
+        return jax.jit(jax.grad(lambda p: model(jax.numpy, lambda x, at, value: x.at[at].set(value), p)))(
+            of_model(name)
+        )
 
 
 @everywhere

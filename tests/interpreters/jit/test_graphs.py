@@ -23,7 +23,7 @@ from shardtensor.interpreters.jit.cuda import cuda_executor, segments
 from shardtensor.interpreters.jit.cuda.graphs import _ALIGNMENT, COST, GRAPHS, SEEN, Block, Buffer, Graphs, key_of
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
-from tests.conftest import NO_GPU
+from tests.conftest import NO_GPU, Logged
 from tests.draws import drawn
 from tests.fakecupy import kernels, world
 from tests.interpreters.jit.random_programs import Case
@@ -465,7 +465,7 @@ def test_graphs_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", ["runs", "forgets", "refuses"])
 def test_a_gpu_whose_graphs_are_wrong(
-    fault: str, gpu: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fault: str, gpu: Machine, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     if fault == "runs":  # What is captured runs at once, too.
         add = fakecupy.graphs.Capture.add
@@ -479,11 +479,9 @@ def test_a_gpu_whose_graphs_are_wrong(
     else:
         monkeypatch.setattr(fakecupy.graphs, "begin", fails)
     x, traced = rows(gpu), st.jit(chain)
-    with caplog.at_level(logging.WARNING, "shardtensor"):
+    with logged.at_level(logging.WARNING, "shardtensor"):
         warm(traced, x, calls=6)
-    assert [record.getMessage() for record in caplog.records] == [
-        "GPU 0: a test of CUDA graphs has failed; kernels are launched one by one"
-    ]
+    assert logged.messages == ["GPU 0: a test of CUDA graphs has failed; kernels are launched one by one"]
     assert launched(traced, x) == ["shardtensor_kernel"] * 4
     assert_equal(traced(x), chain(x))
 
@@ -494,12 +492,12 @@ def fails(*args: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["begin", "add", "end", "late"])
 def test_a_capture_that_fails_leaves_nothing_behind(
-    where: str, gpu: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: str, gpu: Machine, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     """The self-test has passed; later CUDA refuses."""
     x, traced, other = rows(gpu), st.jit(chain), st.jit(lambda x: chain(x) + 1)
     warm(other, x)
-    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "shardtensor"):
+    with monkeypatch.context() as patch, logged.at_level(logging.INFO, "shardtensor"):
         if where == "begin":
             patch.setattr(fakecupy.graphs, "begin", fails)
         elif where == "add":
@@ -520,7 +518,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(
             assert_equal(traced(x), chain(x))
         assert launched(traced, x) == ["shardtensor_kernel"] * 4
     assert not world.world.captures
-    assert any("were not captured" in record.getMessage() for record in caplog.records)
+    assert any("were not captured" in message for message in logged.messages)
     warm(traced, x)
     assert launched(traced, x) == ["a graph of 4"]
     assert_equal(traced(x), chain(x))
