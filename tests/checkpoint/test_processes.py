@@ -35,12 +35,14 @@ def test_other_processes_and_devices_restore_what_was_saved(
         assert (status, text.count("passed")) == (0, jobs), text
 
 
-@pytest.mark.parametrize("how", ["shutdown", pytest.param("exit", marks=FULL)])
+@pytest.mark.parametrize(("engine", "how"), [
+    ("mpi", "shutdown"), *[pytest.param("gloo", how, marks=FULL) for how in ("shutdown", "exit")],
+])  # fmt: skip
 def test_a_save_in_the_background_is_completed_before_the_job_ends(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "2")
-    status, text = launch("gloo", 2, str(Path(__file__).with_name("jobs.py")), "ends", str(tmp_path), how)
+    status, text = launch(engine, 2, str(Path(__file__).with_name("jobs.py")), "ends", str(tmp_path), how)
     assert (status, text) == (0, ""), text
     st.checkpoint.verify(tmp_path / "last")
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 import shardtensor as st
+from tests.draws import drawn
 from tests.examples.programs import GPT
 from tests.examples.reference import losses_of
 
 VOCABULARY = 67
 BATCH = 6
-STEPS = 100
+STEPS = drawn(100, fast=40)
 """Neither the vocabulary nor the batch is a multiple of 4 or of 8."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import importlib
 import io
 import itertools
@@ -60,6 +61,20 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """The code of all modules, for the tests that look at it: parsed once in a process.
+
+    Collections of garbage would go through these millions of objects again and again.
+    """
+    gc.disable()
+    try:
+        return {path: ast.parse(path.read_text()) for path in MODULES.values()}
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def layer_of(module: str) -> int:
     return LAYERS.index(module.partition(".")[2].partition(".")[0])
 
@@ -67,13 +82,12 @@ def layer_of(module: str) -> int:
 @functools.cache
 def imports_of(path: Path) -> set[str]:
     """The modules of the package that a file imports, anywhere, for types too."""
-    return imported_by(path.read_text(), module_of(path))
+    return imported_by(trees().get(path) or ast.parse(path.read_text()), module_of(path))
 
 
-def imported_by(source: str, name: str) -> set[str]:
-    """The modules of the package that the source of a module imports: by statements, or by names as texts."""
+def imported_by(tree: ast.Module, name: str) -> set[str]:
+    """The modules of the package that the code of a module imports: by statements, or by names as texts."""
     found: set[str] = set()
-    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -143,7 +157,7 @@ def load(x, name):
     import_module(f"{__name__}.rows.{x}")
     importlib.import_module("torch")
 """
-    assert imported_by(source, "shardtensor.tree") == {
+    assert imported_by(ast.parse(source), "shardtensor.tree") == {
         f"shardtensor.{name}" for name in ("linalg", "fft", "files.array_files", "random", "tree.rows")
     }
     unknown = "importlib.import_module(table[name])\nimport_module(f'{name}.fft')\n__import__(name)"
@@ -156,7 +170,7 @@ def test_modules_import_only_modules_that_they_name() -> None:
         module
         for module, source in sources.items()
         if re.search(r"\b(import_module|__import__)\(", source)
-        and None in loaded_by(ast.parse(source), module).values()
+        and None in loaded_by(trees()[MODULES[module]], module).values()
     }
     assert unknown == NAMED_ELSEWHERE.keys()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shardtensor.core import OPS, TAGS
 from shardtensor.functions.batching import rule_of
 from tests.cases import CASES
-from tests.project.test_layers import MODULES
+from tests.project.test_layers import MODULES, trees
 
 ALLOWED = {
     "backend.remote": "functions of array libraries, of which it infers the shape of the result",
@@ -43,11 +43,14 @@ ALLOWED = {
 RULES = frozenset(("rows", "implements", "special", "transposes"))
 """The functions by which a module declares operators, or their rules."""
 
-TREES = {
-    name.removeprefix("shardtensor."): ast.parse(path.read_text())
-    for name, path in MODULES.items()
-    if not name.startswith("shardtensor.testing") and name not in ("shardtensor", "shardtensor.core")
-}
+
+@functools.cache
+def trees_of_modules() -> dict[str, ast.Module]:
+    return {
+        name.removeprefix("shardtensor."): trees()[path]
+        for name, path in MODULES.items()
+        if not name.startswith("shardtensor.testing") and name not in ("shardtensor", "shardtensor.core")
+    }
 
 
 def is_declared(node: ast.AST) -> bool:
@@ -59,7 +62,7 @@ def is_declared(node: ast.AST) -> bool:
 @functools.cache
 def names() -> set[str]:
     """The names of all operators."""
-    declared = {node.name for t in TREES.values() for node in ast.walk(t) if is_declared(node)}  # type: ignore[attr-defined]
+    declared = {node.name for t in trees_of_modules().values() for node in ast.walk(t) if is_declared(node)}  # type: ignore[attr-defined]
     assert set(CASES) <= declared
     return declared
 
@@ -113,12 +116,16 @@ def test_operators_are_listed_by_name_in_no_module_but_those_of_their_declaratio
     """A fact that several operators share is a tag (`shardtensor.core.TAGS`), and a function or a value for each of them
     is a rule, attached by `implements` or a row of its chapter. A new operator changes none of the modules that read them.
     """
-    listing = {name: lists for name, tree in TREES.items() if not declares(tree) and (lists := lists_of(tree))}
+    listing = {
+        name: lists for name, tree in trees_of_modules().items() if not declares(tree) and (lists := lists_of(tree))
+    }
     assert {name: lists for name, lists in listing.items() if name not in ALLOWED} == {}
 
 
 def test_the_modules_that_may_list_names_do() -> None:
-    assert {name for name in ALLOWED if declares(TREES[name]) or not lists_of(TREES[name])} == set()
+    assert {
+        name for name in ALLOWED if declares(trees_of_modules()[name]) or not lists_of(trees_of_modules()[name])
+    } == set()
 
 
 def test_a_list_is_found() -> None:
@@ -136,7 +143,13 @@ def test_a_list_is_found() -> None:
 
 
 def test_every_tag_is_declared_of_an_operator() -> None:
-    keywords = [k for t in TREES.values() for node in ast.walk(t) if isinstance(node, ast.Call) for k in node.keywords]
+    keywords = [
+        k
+        for t in trees_of_modules().values()
+        for node in ast.walk(t)
+        if isinstance(node, ast.Call)
+        for k in node.keywords
+    ]
     used = {tag for k in keywords if k.arg == "tags" for tag in texts(getattr(k.value, "elts", []))}
     assert used == set(TAGS)
 

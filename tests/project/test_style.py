@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardtensor as st
+from tests.project.test_layers import trees
 from tests.scripts import new_process, output_of
 
 
@@ -72,7 +73,7 @@ SEVERAL = {
 def counts_before_plurals(root: Path) -> Iterator[tuple[str, str]]:
     """Yields the module and the expression where an f-string has the plural of a thing after a value, and the place."""
     for path in sorted(root.rglob("*.py")):
-        for text in ast.walk(ast.parse(path.read_text())):
+        for text in ast.walk(trees().get(path) or ast.parse(path.read_text())):
             for value, rest in itertools.pairwise(text.values) if isinstance(text, ast.JoinedStr) else ():
                 if isinstance(value, ast.FormattedValue) and isinstance(rest, ast.Constant):
                     word = rest.value[1:].replace(",", " ").replace(";", " ").replace(")", " ").partition(" ")[0]

@@ -31,7 +31,7 @@ from shardtensor.testing.ordering_tests import ORDERED
 from tests.cases import CASES
 from tests.draws import drawn
 from tests.pairs import spread
-from tests.scripts import new_process, output_of
+from tests.scripts import WITHOUT_PLUGINS, new_process, output_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
@@ -127,8 +127,9 @@ def test_the_page_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(scratch), str(project)], check=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
+    env |= WITHOUT_PLUGINS
     (project / "lazy_devices.py").unlink()  # the installed module is the one that runs
-    (project / "conftest.py").write_text(CONFTEST.format(examples=drawn(20, fast=2), step=drawn(1, fast=10)))
+    (project / "conftest.py").write_text(CONFTEST.format(examples=drawn(20, fast=2), step=drawn(1, fast=40)))
     for command in (["try_lazy.py"], ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_lazy.py"]):
         command = [sys.executable, *command]
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=project)
