@@ -178,7 +178,7 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
         json.dumps([made for author in (SpanningAuthor, WideAuthor) for made in programs(range(1), 28, author)])
     )
     arguments = {
-        "operators": ["1", *SLICE], "programs": [str(tmp_path / "programs.json")], "notebooks": ["02_writing"],
+        "operators": ["1", *SLICE], "programs": [str(tmp_path / "programs.json")],
         "reductions": ["61"], "traffic": ["2", *SLICE, *COLLECTIVES], "loops": ["8"], "gradients": [],
     }  # fmt: skip
 
@@ -195,9 +195,9 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     assert_simulated(tmp_path / "spanning" / "traffic", 2)
     assert_hashes(found["loops"])
     assert len(found["reductions"]) > 100
-    assert (len(found["programs"]), len(found["notebooks"]) >= 5) == (2, True)
+    assert len(found["programs"]) == 2
     for backend, sharing, *names in (
-        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions", "gradients"), ("checked", 4, "programs", "notebooks", "loops"),
+        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions", "gradients"), ("checked", 4, "programs", "loops"),
     ):  # fmt: skip
         folder = f"{backend}-{sharing}"
         run_alone(SERIES, json.dumps(writing(folder, *names)), devices=8, sharing=sharing, backend=backend)
