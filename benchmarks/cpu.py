@@ -16,11 +16,14 @@ from typing import Any, Protocol, TypeAlias
 import collectives
 import cpu_curves
 import harness
+import machine
 import peers
+import tables
 from collectives import check_equal, checksums_of
 from cpu_cases import FULL, GIB, GROUP, KIB, MIB, Sizes
 from cpu_curves import Point
-from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, Row, Table, Target, Worker
+from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Worker
+from tables import Best, Cells, Row, Table, Target
 
 TITLE = f"On a CPU: float32, rows over {DEVICES} logical devices, eager; JAX (n): jit on n CPU devices"
 CURVES = f"Scaling: time per element; over sizes on {DEVICES} logical devices, then over numbers of devices"
@@ -124,12 +127,12 @@ def start_workers(sizes: Sizes) -> Workers:
 
 def measure(effort: Effort, sizes: Sizes = FULL, start: Start = start_workers) -> Table:
     """Measures the whole table, after checking that the results of all libraries are equal."""
-    environment = harness.describe_environment(("numpy", "jax", "torch", "dask", "numba", "shardtensor"))
+    environment = machine.describe_environment(("numpy", "jax", "torch", "dask", "numba", "shardtensor"))
     cells: Cells = {}
     with start(sizes) as workers:
         environment |= {
             "BLAS": workers[NUMPY].call("blas"),
-            "limit": f"copies, reads and sums in {harness.usable_cores()} threads; NumPy's products",
+            "limit": f"copies, reads and sums in {machine.usable_cores()} threads; NumPy's products",
             "rounds": f"{effort.large}; options, products and Jacobi {effort.heavy}; the last three rows 1",
         }
         check_equal(checksums_of(workers))
@@ -142,7 +145,7 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = start_workers) -
     with start(sizes) as new_workers:  # These rows need processes whose memory has not been used before.
         for row, (column, worker) in itertools.product(ONCE, new_workers.items()):
             cells |= harness.call_once(worker, column, row.name, (row.name,))
-    return Table(TITLE, environment, tuple(workers), ROWS, cells)
+    return Table(TITLE, environment, tuple(workers), ROWS, cells, (LIMIT,))
 
 
 def group_of(row: Row) -> str:
@@ -175,7 +178,7 @@ def start_curve_workers(sizes: Sizes) -> Workers:
 def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = start_curve_workers) -> Table:
     """Measures the time per element at all points."""
     points = cpu_curves.points(sizes)
-    environment = harness.describe_environment(("numpy", "shardtensor")) | {
+    environment = machine.describe_environment(("numpy", "shardtensor")) | {
         "element": "an element of a square operand; of a product, a multiplication",
         "rounds": str(effort.curves),
     }
@@ -268,7 +271,7 @@ def curve(
     table: Table, column: str, points: Sequence[Point], coordinate: Callable[[Point], int]
 ) -> tuple[list[int], list[float]]:
     """Returns the coordinates and the figures of the points that have a figure."""
-    figures = {coordinate(point): table.cells.get((point.name, column), harness.Cell()).median for point in points}
+    figures = {coordinate(point): table.cells.get((point.name, column), tables.Cell()).median for point in points}
     measured = {x: figure for x, figure in figures.items() if figure is not None}
     return list(measured), list(measured.values())
 

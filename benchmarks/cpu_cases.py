@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import machine
 from harness import DEVICES, Case
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -419,7 +420,7 @@ def numpy_cases() -> Cases:
             parts = [np.tanh(a @ a) for a in parts]
         return parts
 
-    without_operands = {"blas": harness.blas_kernel, "growth": lambda: growth(np, place)}
+    without_operands = {"blas": machine.blas_kernel, "growth": lambda: growth(np, place)}
     # One array is never resharded: there is nothing to measure, but the other libraries' results are compared with it.
     unchanged = dict.fromkeys(("reshard", "replicate", "alias"), lambda x: x)
     return library_cases(expressions(np) | {"maps": maps, "jacobi": jacobi}, place, without_operands, unchanged)
@@ -432,7 +433,7 @@ def limit_cases() -> Cases:
     """
     import numpy as np
 
-    cores = harness.usable_cores()
+    cores = machine.usable_cores()
     pool = ThreadPoolExecutor(cores)
     warm = functools.lru_cache(1)(np.ones)
 

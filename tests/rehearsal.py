@@ -35,7 +35,7 @@ class LocalWorker:
     def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
         self.harness, self.cases = harness, cases
 
-    def sample(self, case: str) -> float:
+    def sample(self, case: str, limit: float = 0.0) -> float:
         self.call(case)
         return 1.0
 
