@@ -47,6 +47,10 @@ class Sizes:
         multiplied: how many of these sizes, from the smallest on, have a matrix product.
         devices: the numbers of devices at the points of a curve over devices.
         ends: the bytes of an operand for the curves over devices.
+        simulated: the numbers of devices, which do not exist, between which a copy is planned.
+        equations: the numbers of equations of programs.
+        shapes: the numbers of shapes for which an operator is called in turn.
+        processes: the numbers of processes of a job.
     """
 
     pair: int = 2**25
@@ -63,6 +67,10 @@ class Sizes:
     multiplied: int = 9
     devices: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     ends: Sequence[int] = (64 * KIB, 64 * MIB)
+    simulated: Sequence[int] = (1, 4, 16, 64, 256, 1024, 4096)
+    equations: Sequence[int] = (10, 100, 1000, 10_000)
+    shapes: Sequence[int] = (1, 8, 64, 512, 4096)
+    processes: Sequence[int] = (1, 2, 4, 8)
 
     @classmethod
     def from_environment(cls) -> Sizes:
@@ -77,7 +85,8 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     pair=1024, chain=2048, options=512, square=64, matrix=32, examples=64, features=16, block=8, steps=5,
-    operators=200, curve=(KIB, 4 * KIB), multiplied=1, devices=(1, 2, 8), ends=(KIB, 4 * KIB)
+    operators=200, curve=(KIB, 4 * KIB), multiplied=1, devices=(1, 2, 8), ends=(KIB, 4 * KIB),
+    simulated=(1, 4), equations=(5, 10), shapes=(1, 8), processes=(1, 2),
 )  # fmt: skip
 
 
