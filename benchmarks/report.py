@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,11 +131,14 @@ def _line(row: dict[str, Any], ours: str, earlier: str, peers: Sequence[str]) ->
 def write(folder: Path, names: Iterable[str]) -> None:
     """Writes the page of the tables with these names that a folder has, and their pictures."""
     results = [result for name in names if (result := read(folder / f"{name}.json"))]
-    drawn = {result.name for result in results if draw(result, folder / f"{result.name}.svg")}
-    (folder / PAGE).write_text("\n".join(_page(results, drawn)) + "\n", "utf-8")
+    pictures = {}
+    for result in results:
+        own = [f"{result.name}.svg"] if draw(result, folder / f"{result.name}.svg") else []
+        pictures[result.name] = own + sorted(path.name for path in folder.glob(f"{result.name}-curves.svg"))
+    (folder / PAGE).write_text("\n".join(_page(results, pictures)) + "\n", "utf-8")
 
 
-def _page(results: Sequence[Result], drawn: set[str]) -> list[str]:
+def _page(results: Sequence[Result], pictures: Mapping[str, Sequence[str]]) -> list[str]:
     text = [
         "# Figures",
         "",
@@ -151,7 +154,7 @@ def _page(results: Sequence[Result], drawn: set[str]) -> list[str]:
     text += _farthest("Farthest behind: short calls", short)
     text += _changes(results)
     for result in results:
-        text += _section(result, result.name in drawn)
+        text += _section(result, pictures[result.name])
     return text[:-1]
 
 
@@ -206,12 +209,12 @@ def _changes(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _section(result: Result, has_picture: bool) -> list[str]:
+def _section(result: Result, pictures: Sequence[str]) -> list[str]:
     behind = [line for line in result.lines if line.is_behind]
     others = [line for line in result.lines if not line.is_behind]
     text = [f"## {result.name}", "", result.title + ".", ""]
-    if has_picture:
-        text += [f"![{result.title}]({result.name}.svg)", ""]
+    for picture in pictures:
+        text += [f"![{result.title}]({picture})", ""]
     text += _lines("Behind", sorted(behind, key=lambda line: -(line.ratio or 0.0)))
     text += _lines("Ahead, level, or without a figure of another library", sorted(others, key=lambda x: x.ratio or 0.0))
     facts = [f"{name} {value}" for name, value in result.facts.items() if name not in ("CPU", "memory")]
