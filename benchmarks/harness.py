@@ -432,8 +432,13 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options; a Python of the peers that cannot be run is an error of the command line."""
+    """Returns the options; a Python of the peers that cannot be run is an error of the command line.
+
+    From here on, SIGTERM ends the program as an exception does, so that the workers end with it.
+    """
     options = parser.parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.peer_python is not None:
         os.environ[peers.VARIABLE] = options.peer_python  # for all processes that are started from here
     if os.environ.get(peers.VARIABLE):

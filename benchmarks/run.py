@@ -26,6 +26,9 @@ import report
 LIMIT = 20 * 60.0
 """The seconds after which a benchmark is stopped; none of its figures are kept then."""
 
+STOPPING_SECONDS = 30.0
+"""The seconds in which a benchmark has to end its workers."""
+
 IDLE_SECONDS = 3.0
 """The seconds during which other processes are observed before a benchmark starts."""
 
@@ -90,9 +93,17 @@ def measure(benchmark: Benchmark, arguments: Sequence[str]) -> str:
         except subprocess.TimeoutExpired:
             return f"stopped after {LIMIT / 60:.0f} minutes"
         finally:
-            if process.returncode is None:  # also when this program is interrupted
-                peers.kill(process)
+            stop(process)  # also when this program is interrupted
     return f"ended with the status {status}" if status else ""
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a benchmark that has not ended, with its workers, which are sessions of their own."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOPPING_SECONDS)
+        peers.kill(process)
 
 
 @contextlib.contextmanager

@@ -98,6 +98,23 @@ harness.report(tables.Table("title", facts, ("ours",), (), {{}}), Path(sys.argv[
 """
 
 
+SLOW = """
+import sys, time
+sys.path.insert(0, {folder!r})
+import harness
+harness.arguments("slow", "", [])
+with harness.start_workers({{"ours": ("json", "builtins:dict", {{}})}}) as workers:
+    process = workers["ours"]._process
+    try:
+        time.sleep(600)
+    finally:
+        harness.peers.kill(process)
+        process.wait()
+        with open({log!r}, "w") as log:
+            log.write("the worker has ended")
+"""
+
+
 def test_a_run_goes_on_where_it_was_stopped(
     modules: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +123,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     folder = str(Path(run.__file__).parent)
     (tmp_path / "good.py").write_text(SCRIPT.format(folder=folder, tests=str(tmp_path), log=str(log)))
     (tmp_path / "bad.py").write_text("raise SystemExit(3)")
-    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    (tmp_path / "slow.py").write_text(SLOW.format(folder=folder, log=str(tmp_path / "ended")))
     names = ("good", "bad", "slow")
     monkeypatch.setattr(run, "BENCHMARKS", tuple([run.Benchmark(str(tmp_path / name), (name,)) for name in names]))
     monkeypatch.setattr(run, "TABLES", names)
@@ -115,7 +132,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     out = ["--out", str(tmp_path / "out")]
     assert run.main([str(tmp_path / "good"), str(tmp_path / "bad"), *out]) == 1
     assert "ended with the status 3" in capfd.readouterr().err
-    monkeypatch.setattr(run, "LIMIT", 1.0)
+    monkeypatch.setattr(run, "LIMIT", 5.0)
     began = time.perf_counter()
     assert run.main([str(tmp_path / "good"), str(tmp_path / "slow"), *out]) == 1
     assert time.perf_counter() - began < 60
@@ -123,6 +140,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     assert "measured already" in printed
     assert "stopped after" in printed
     assert log.read_text().count("measured") == 1
+    assert (tmp_path / "ended").read_text() == "the worker has ended"
     assert (tmp_path / "out" / report.PAGE).exists()
 
 
@@ -152,7 +170,7 @@ def test_the_cases_of_another_commit(modules: tuple[Any, Any], tmp_path: Path, m
     other.mkdir(parents=True)
     (other / "cases_of_another.py").write_text("def cases():\n    return {'where': lambda: __file__}\n")
     monkeypatch.setenv(run.harness.AGAINST, str(tmp_path / "abc"))
-    columns = {"ours": ("json", "cases_of_another:cases", {}), "NumPy": ("json", "harness:virtual_devices", {})}
+    columns = {"ours": ("json", "cases_of_another:cases", {}), "NumPy": ("json", "builtins:dict", {})}
     with run.harness.start_workers({"ours": columns["ours"]}) as workers:
         assert list(workers) == ["ours", "at abc"]
         assert workers["at abc"].call("where") == str(other / "cases_of_another.py")
