@@ -55,7 +55,7 @@ def test_every_function_is_numpys_below_and_above_the_thresholds(setting: str) -
 
 @pytest.mark.parametrize("part", range(4))
 def test_few_random_programs_are_numpys(part: int) -> None:
-    run("programs", ["none", "low", "1", "2"][part], FAST[part], 500 * part, drawn(250, fast=60))
+    run("programs", ["none", "low", "1", "2"][part], FAST[part], 500 * part, drawn(250, fast=40))
 
 
 def test_random_programs_in_c_are_numpys() -> None:
