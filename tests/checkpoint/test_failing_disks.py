@@ -96,7 +96,7 @@ def check_a_failure(disk: Faulty, folder: Path, trees: list[Any], overwrite: boo
 def test_each_operation_of_a_save_fails_once(
     number: int, overwrite: bool, waits: bool, trees: Any, tmp_path: Path
 ) -> None:
-    step = 1 if drawn(2, fast=1) == 2 else 7
+    step = 1 if drawn(2, fast=1) == 2 else 13
     begin = (errno.ENOSPC, errno.EIO, errno.EROFS).index(number) if step > 1 else 0
     for at in itertools.count(begin, step):
         folder = tmp_path / str(at)
@@ -120,7 +120,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_operation_fails_and_all_after_it(kind: str, overwrite: bool, trees: Any, tmp_path: Path) -> None:
     number, operations = KINDS[kind]
-    step = 1 if drawn(2, fast=1) == 2 else 1 + 4 * (len(operations) > 1)
+    step = 1 if drawn(2, fast=1) == 2 else 1 + 8 * (len(operations) > 1)
     for at in itertools.count(0, step):
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -271,7 +271,7 @@ FULL = pytest.mark.full
 @pytest.mark.parametrize(
     ("engine", "processes", "step"),
     [
-        ("mpi", 2, 9),
+        ("mpi", 2, 17),
         pytest.param("gloo", 2, 1, marks=FULL),
         pytest.param("mpi", 2, 1, marks=FULL),
         pytest.param("mpi", 3, 3, marks=FULL),
