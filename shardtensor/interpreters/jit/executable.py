@@ -26,7 +26,7 @@ from shardtensor.interpreters.jit.grouping.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.steps import steps_with_kernels
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
+from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, view_of
 from shardtensor.interpreters.views.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
@@ -112,7 +112,7 @@ class Executable:
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
         outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
         kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
-        self.segments = segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
+        self.segments = segments_of(program, self.nodes, kernels)
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":

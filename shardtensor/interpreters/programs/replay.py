@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,9 +73,9 @@ def steps_of(program: Program, interpreter: Interpreter) -> list[Step]:
         interpreter: the eager interpreter, `INFER`, or `BOUND`.
     """
     nodes = [(e,) for e in program.equations]
-    dropped = dropped_after(program, nodes)
+    dropped, made = dropped_after(last_uses(program, nodes), nodes), set(program.made())
     return [
-        step_of(equation, program, interpreter, dead, is_in_place(equation, program, dead))
+        step_of(equation, program, interpreter, dead, is_in_place(equation, made, dead))
         for equation, dead in zip(program.equations, dropped, strict=False)
     ]
 
@@ -105,16 +105,19 @@ def step_of(
     return _call(equation, interpreter, dead)
 
 
-def is_in_place(equation: Equation, program: Program, dead: Sequence[int]) -> bool:
-    """Whether an equation is a write of a base that the program has made, and that is dropped after it."""
-    base = equation.operands[0] if equation.writes else None
-    return base is not None and base.number in dead and any(base in e.makes() for e in program.equations)
+def is_in_place(equation: Equation, made: Collection[Var], dead: Sequence[int]) -> bool:
+    """Whether an equation is a write of a base that is among the values that the program has made, and that is dropped
+    after it.
+    """
+    return equation.writes and equation.operands[0].number in dead and equation.operands[0] in made
 
 
-def dropped_after(program: Program, nodes: Sequence[Node]) -> list[list[int]]:
-    """Returns for each node the numbers of the values that no later one uses, and at the end those of the outputs."""
+def dropped_after(last: Mapping[Var, int], nodes: Sequence[Node]) -> list[list[int]]:
+    """Returns for each node the numbers of the values that no later one uses, and at the end those of the outputs, from
+    their `last_uses`.
+    """
     dropped: list[list[int]] = [[] for _ in (*nodes, "outputs")]
-    for v, use in last_uses(program, nodes).items():
+    for v, use in last.items():
         dropped[use].append(v.number)
     return dropped
 
@@ -126,9 +129,11 @@ def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
     last = dict.fromkeys([*program.outputs, *program.writes.values()], len(nodes))
     for k in range(len(nodes) - 1, -1, -1):
         for equation in reversed(nodes[k]):
-            use = max([last.setdefault(v, k) for v in equation.makes()], default=k)
+            uses = [last.setdefault(v, k) for v in equation.makes()]
+            use = max(uses) if equation.op.name == "view" else k
             for v in equation.reads():
-                last[v] = max(last.get(v, k), use if equation.op.name == "view" else k)
+                if last.get(v, k) <= use:
+                    last[v] = use
     return last
 
 
