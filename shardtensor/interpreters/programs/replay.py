@@ -170,7 +170,14 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
     else:
         get = getter(operands)
 
-    def step(values: Values) -> None:
+    # Arguments take less time than variables of the function around it, and fewer objects.
+    def step(
+        values: Values,
+        get: Callable[[Values], tuple[Any, ...]] = get,
+        run: Callable[[tuple[Any, ...]], Any] = run,
+        result: int = result,
+        dead: Sequence[int] = dead,
+    ) -> None:
         operands = get(values)
         output = run(operands)
         storage = output._storage
