@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator as python
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -112,14 +113,14 @@ def is_in_place(equation: Equation, made: Collection[Var], dead: Sequence[int]) 
     return equation.writes and equation.operands[0].number in dead and equation.operands[0] in made
 
 
-def dropped_after(last: Mapping[Var, int], nodes: Sequence[Node]) -> list[list[int]]:
+def dropped_after(last: Mapping[Var, int], nodes: Sequence[Node]) -> list[tuple[int, ...]]:
     """Returns for each node the numbers of the values that no later one uses, and at the end those of the outputs, from
     their `last_uses`.
     """
     dropped: list[list[int]] = [[] for _ in (*nodes, "outputs")]
     for v, use in last.items():
         dropped[use].append(v.number)
-    return dropped
+    return list(map(tuple, dropped))  # The garbage collector need not look at tuples of integers.
 
 
 def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
@@ -161,12 +162,10 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
     result, run = equation.results.number, plan.run
     operands = [np.asarray(x) if isinstance(x, np.generic) else x for x in equation.operands]
     at = [x.number for x in operands if type(x) is Var]
-    if len(at) == len(operands) == 1:
-        (first,) = at
-        get: Callable[[Values], tuple[Any, ...]] = lambda values: (values[first],)  # noqa: E731
-    elif len(at) == len(operands) == 2:
-        left, right = at
-        get = lambda values: (values[left], values[right])  # noqa: E731
+    if len(at) == len(operands) > 1:
+        get: Callable[[Values], tuple[Any, ...]] = python.itemgetter(*at)
+    elif len(at) == len(operands):
+        get = lambda values, first=at[0]: (values[first],)  # noqa: E731
     else:
         get = getter(operands)
 
