@@ -283,7 +283,7 @@ def _steps(program: Program, interpreter: Interpreter, note: Callable[[str], Non
     dropped, made = dropped_after(last_uses(program, nodes), nodes), set(program.made())
     for e, dead in zip(program.equations, dropped, strict=False):
         mine = {v.number for v in e.makes()}
-        dead = [n for n in dead if n not in mine]  # Results that nothing uses are looked at, too.
+        dead = tuple([n for n in dead if n not in mine])  # Results that nothing uses are looked at, too.
         if e.op.signature.functions:
             new_steps.append(functions_step(e, interpreter, dead, body(interpreter)))
         elif e.programs:

@@ -165,7 +165,7 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
     if len(at) == len(operands) > 1:
         get: Callable[[Values], tuple[Any, ...]] = python.itemgetter(*at)
     elif len(at) == len(operands):
-        get = lambda values, first=at[0]: (values[first],)  # noqa: E731
+        get = functools.partial(_one, at[0])
     else:
         get = getter(operands)
 
@@ -190,6 +190,10 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
             values[number] = None
 
     return step
+
+
+def _one(number: int, values: Values) -> tuple[Any]:
+    return (values[number],)
 
 
 def getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
