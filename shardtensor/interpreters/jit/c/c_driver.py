@@ -18,8 +18,8 @@ enum { ST_CHUNK = 256, ST_DIMS = 64 };
 #define ST_ROW_ARGUMENTS n, p, scratch, room, totals, parts, begin, end
 
 /* Asks for n elements of memory that a loop reads later. A core that only adds waits for memory otherwise: its own
-   prefetchers have fewer requests under way than the memory answers at once. They go to the second cache, as some cores
-   wait for places in the first one. */
+   prefetchers have fewer requests under way than the memory answers at once. It goes to the second cache: where a core
+   prefetches well itself (Zen 4), requests for the first one make the loop slower. */
 #define ST_PREFETCH(address, n) \\
     _Pragma("GCC unroll 16") \\
     for (int at = 0; at < (int)(sizeof *(address)) * (n); at += 64) \\
