@@ -47,6 +47,7 @@ class Place(NamedTuple):
         return f"{_shown(self.file)}:{self.line}"
 
 
+@functools.lru_cache(1024)  # Tracing asks for each frame of the stack at each call of an operator.
 def is_in_package(name: str) -> bool:
     """Whether a module of this name belongs to this package, and not to the user."""
     package, _, rest = name.partition(".")
@@ -68,12 +69,13 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     Args:
         frame: the innermost frame of a stack.
     """
-    return next((candidate for candidate, _ in _of_user(_stack(frame))), None)
+    return next(_of_user(_stack(frame)), None)
 
 
 def user_place(frame: FrameType | None = None) -> Place | None:
     """Returns the place of `user_frame`, by default on the stack of the caller."""
-    return next(_places(_stack(frame or sys._getframe(1))), None)
+    found = user_frame(frame or sys._getframe(1))
+    return None if found is None else _place(found, found.f_lineno)
 
 
 _caller = threading.local()
@@ -98,7 +100,7 @@ def user_call() -> tuple[Place | None, str]:
     inner, function = getattr(_caller, "frame", None) or sys._getframe(1), ""
     user = user_frame(inner)
     public = {name for module in _PUBLIC for name in getattr(sys.modules.get(module), "__all__", ())}
-    for frame, _ in _stack(inner):
+    for frame in _stack(inner):
         if frame is user:
             break
         if is_inside(frame):  # The outermost one is what the user calls.
@@ -116,36 +118,37 @@ def place_of(error: BaseException) -> Place | None:
     while traceback is not None:
         entries.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return next(_places(reversed(entries)), None)
+    lines = dict(entries)  # That of the innermost entry, where the traceback has a frame more than once.
+    found = next(_of_user(dict.fromkeys([frame for frame, _ in reversed(entries)])), None)
+    return None if found is None else _place(found, lines[found])
 
 
-def _stack(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    """Yields a frame and those that called it, each with its line."""
+def _place(frame: FrameType, line: int) -> Place:
+    return Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields a frame and those that called it."""
     while frame is not None:
-        yield frame, frame.f_lineno
+        yield frame
         frame = frame.f_back
 
 
-def _places(frames: Iterable[tuple[FrameType, int]]) -> Iterator[Place]:
-    for frame, line in _of_user(frames):
-        yield Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-
-
-def _of_user(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
+def _of_user(frames: Iterable[FrameType]) -> Iterator[FrameType]:
     """Yields the frames outside of this package, of which the innermost come first: those of the user's program, or
     those of libraries if there are no others.
     """
     outside, has_user = [], False
-    for frame, line in frames:
+    for frame in frames:
         if is_inside(frame):
             continue
         file = frame.f_code.co_filename
         # Code that a library has generated has no file of its own.
         if _is_in_library(frame.f_globals.get("__file__") or file if file[0] == "<" else file):
-            outside.append((frame, line))
+            outside.append(frame)
         else:
             has_user = True
-            yield frame, line
+            yield frame
     if not has_user:
         yield from outside
 

@@ -84,9 +84,9 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.kernels.numpy_executor": {"BLOCK": 8, "_LEAST": 2, "MOST_ROW": 8, "_TASK": 16, "_TASKS": 2},
     "shardtensor.interpreters.jit.c.c_executor": {
         "_ALIGNED": 2, "_LONG_ROW": 2, "STEPS": 2, "_BAND": 8, "_WIDTH": 2, "_HALVES": 2,
-        "_PIECE": 1e-9, "_CHUNK": 1e-9,
+        "_PIECE": 1e-9, "_LAST_PIECE": 1e-9, "_CHUNK": 1e-9,
     },
-    "shardtensor.interpreters.jit.c.c_source": {"LANES": 2, "SEGMENT": 4},
+    "shardtensor.interpreters.jit.c.c_source": {"LANES": 2, "SEGMENT": 4, "_LONG": 1, "_SHORT": 1},
     "shardtensor.interpreters.jit.c.c_loops": {"_UNKNOWN": 1},
     "shardtensor.interpreters.jit.c.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
     "shardtensor.interpreters.jit.rewrites.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},

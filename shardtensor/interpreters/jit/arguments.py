@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def call_of(values: list[Any], captured: Mapping[int, Any], by_window: bool) -> 
 
     Raises:
         DonatedError: the memory of a tensor was donated.
-        ArgumentTypeError: a leaf is neither an array nor a scalar, and is not hashable.
+        NotHashable: a leaf is neither an array nor a scalar, and is not hashable.
     """
     kinds: list[Any] = []
     bases: list[Any] = []
@@ -172,12 +173,9 @@ def call_of(values: list[Any], captured: Mapping[int, Any], by_window: bool) -> 
             kinds.append(_Static(x))
             plain = False
     if len(bases) > 1 or captured or windows:
-        counts: dict[int, int] = {}
-        for _, base in bases:
-            i = id(base)
-            counts[i] = counts.get(i, 0) + 1
-        if windows or len(counts) < len(bases) or any(i in captured for i in counts):
-            return _aliased(values, kinds, bases, counts, captured, by_window)
+        identities = [id(base) for _, base in bases]
+        if windows or len(set(identities)) < len(identities) or not captured.keys().isdisjoint(identities):
+            return _aliased(values, kinds, bases, Counter(identities), captured, by_window)
     units = values if plain else [x for x, kind in zip(values, kinds, strict=True) if type(kind) is not _Static]
     return Call(tuple(kinds), units, ())
 
@@ -241,7 +239,7 @@ class _Static:
         try:
             self._hash = hash(self._key)
         except TypeError:
-            raise _NotHashable(value) from None
+            raise NotHashable(value) from None
 
     def __hash__(self) -> int:
         return self._hash
@@ -250,8 +248,8 @@ class _Static:
         return type(other) is _Static and bool(other._key == self._key)
 
 
-class _NotHashable(TypeError):
-    """A static leaf is not hashable."""
+class NotHashable(TypeError):
+    """A static leaf is not hashable; its only argument is the leaf."""
 
 
 def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
@@ -264,7 +262,7 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
     for name, x in mine:
         try:
             key.append((name, _Static(x)))
-        except _NotHashable:
+        except NotHashable:
             raise ArgumentTypeError(
                 f"jit: the static argument {name!r} is {type_text(x)}, which is not hashable; give a tuple "
                 "instead of a list, or let it be traced"
@@ -272,19 +270,20 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def checked_call(
-    values: list[Any], names: Callable[[], Sequence[str]], captured: Mapping[int, Any], by_window: bool
-) -> Call:
-    """Returns `call_of` the leaves; its error names the argument that is not hashable."""
-    try:
-        return call_of(values, captured, by_window)
-    except _NotHashable as error:
-        x = error.args[0]
-        at = next(k for k, leaf in enumerate(values) if leaf is x)
-        raise ArgumentTypeError(
-            f"jit: the argument {names()[at]} is {type_text(x)}, which is neither an array nor hashable; give "
-            f"arrays, scalars, or objects that can be hashed{hint_to_register(x)}"
-        ) from None
+def not_hashable(error: NotHashable, values: Sequence[Any], names: Sequence[str]) -> ArgumentTypeError:
+    """Returns the error of a call with leaves of which one is not hashable, which names the argument.
+
+    Args:
+        error: the error of `call_of`.
+        values: the leaves.
+        names: their access paths.
+    """
+    x = error.args[0]
+    at = next(k for k, leaf in enumerate(values) if leaf is x)
+    return ArgumentTypeError(
+        f"jit: the argument {names[at]} is {type_text(x)}, which is neither an array nor hashable; give "
+        f"arrays, scalars, or objects that can be hashed{hint_to_register(x)}"
+    )
 
 
 def argument_names(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

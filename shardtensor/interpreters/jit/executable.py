@@ -26,7 +26,7 @@ from shardtensor.interpreters.jit.grouping.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.steps import steps_with_kernels
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
+from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, view_of
 from shardtensor.interpreters.views.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
@@ -112,7 +112,7 @@ class Executable:
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
         outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
         kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
-        self.segments = segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
+        self.segments = segments_of(program, self.nodes, kernels)
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":
@@ -173,15 +173,7 @@ class Executable:
         entry: list[Any] = [sources]
         READS[id(entry)] = entry
         try:
-            while True:
-                versions = [write_state_of(_base(sources[k])).version for k, _ in self._writes]
-                inputs = [
-                    _snapshot(x) if type(x) is ShardedTensor and k not in self._given else x
-                    for k, x in enumerate(sources)
-                ]
-                values = outermost().run(self, inputs)
-                if not self._writes or self._commit(sources, values, versions):
-                    break
+            values = self._written(sources) if self._writes else outermost().run(self, self._inputs(sources))
             result = self._result(values, sources)
         finally:
             READS.pop(id(entry), None)
@@ -194,6 +186,29 @@ class Executable:
             if type(units[k]) is ShardedTensor and not units[k].is_donated:
                 mark_donated(units[k], "jit")
         return result
+
+    def _inputs(self, sources: Sequence[Any]) -> list[Any]:
+        """Returns new handles on the values of the sources, which writes of other threads do not change; donated ones
+        as they are.
+        """
+        given, inputs = self._given, []
+        is_plain = not in_job()
+        for k, x in enumerate(sources):
+            if type(x) is not ShardedTensor or k in given:
+                inputs.append(x)
+            elif is_plain and type(storage := x._storage) is Storage and x._aval.ndim:  # the common case
+                inputs.append(tensor(x._aval, storage))
+            else:
+                inputs.append(_snapshot(x))
+        return inputs
+
+    def _written(self, sources: Sequence[Any]) -> Values:
+        """Runs the program until no other thread writes what it writes, commits its writes, and returns the values."""
+        while True:
+            versions = [write_state_of(_base(sources[k])).version for k, _ in self._writes]
+            values: Values = outermost().run(self, self._inputs(sources))
+            if self._commit(sources, values, versions):
+                return values
 
     # -- compilation ---------------------------------------------------------------------------------
 

@@ -20,12 +20,14 @@ from shardtensor.host import fork
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.interpreters.jit.arguments import (
     Call,
+    NotHashable,
     Signature,
     argument_names,
-    checked_call,
+    call_of,
     copied_by,
     flattened,
     joined,
+    not_hashable,
     plain_leaves,
     static_key,
 )
@@ -107,6 +109,7 @@ class JitFunction(Generic[Arguments, Result]):
         self._in_shardings = in_shardings
         self._out_shardings = out_shardings
         self._static = static
+        self._has_static = bool(static)
         self._donated = donated
         self._executor = executor
         self._cache = _cache_of(
@@ -153,11 +156,14 @@ class JitFunction(Generic[Arguments, Result]):
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Any]:
         """Returns the arguments as a `Call`, and the static ones with the structure of the others."""
         mine: Sequence[tuple[int | str, Any]] = ()
-        if self._static:
+        if self._has_static:
             mine, args, kwargs = self._static.split(args, kwargs)
         values, form = flattened(args, kwargs)
         cache = self._cache
-        arguments = checked_call(values, lambda: self._names(mine, args, kwargs), cache.captured, cache.by_window)
+        try:
+            arguments = call_of(values, cache.captured, cache.by_window)
+        except NotHashable as error:
+            raise not_hashable(error, values, self._names(mine, args, kwargs)) from None
         return arguments, (form, static_key(mine) if mine else ())
 
     def _executable_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Executable]:

@@ -63,7 +63,8 @@ def steps_with_kernels(
     """
     allowed = may_join if interpreter is BOUND else _any
     nodes = grouped(program, wide, allowed, repeated)
-    last, dropped = last_uses(program, nodes), dropped_after(program, nodes)
+    last, made = last_uses(program, nodes), set(program.made())
+    dropped = dropped_after(last, nodes)
     steps: list[Step] = []
     kernels: dict[int, Fused] = {}
     for k, node in enumerate(nodes):
@@ -75,7 +76,8 @@ def steps_with_kernels(
             continue
         if not is_kernel(node, wide, repeated) or not all(map(allowed, node)):
             (equation,) = node
-            steps.append(_ignoring(node, _alone(equation, program, interpreter, dead, fused, wide)))
+            in_place = is_in_place(equation, made, dead)
+            steps.append(_ignoring(node, _alone(equation, program, interpreter, dead, in_place, fused, wide)))
             continue
         kept = [v for e in node for v in e.makes() if last[v] > k]
         if interpreter is BOUND:
@@ -83,11 +85,11 @@ def steps_with_kernels(
             fused(in_map)
             steps.append(_ignoring(node, _fused(in_map, program, BOUND, (), dead)))
             continue
-        in_place = {e.results for e in node if is_in_place(e, program, dead)}
-        writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
+        in_places = {e.results for e in node if is_in_place(e, made, dead)}
+        writes = {e.results: WindowWrite(e, e.results in in_places) for e in node if e.writes and not is_whole(e)}
         kernel = kernels[k] = fused_of(node, kept, writes)
         fused(kernel)
-        steps.append(_ignoring(node, _fused(kernel, program, EAGER, in_place, dead)))
+        steps.append(_ignoring(node, _fused(kernel, program, EAGER, in_places, dead)))
     for several in time_steps_in(program, nodes, kernels) if wide else ():
         _block_in_time(several, steps, dropped)
     return nodes, steps
@@ -95,6 +97,8 @@ def steps_with_kernels(
 
 def _ignoring(node: Node, alone: Step) -> Step:
     """Returns the step of a node that ignores the floating-point errors that all its equations ignore."""
+    if not all(equation.ignored for equation in node):
+        return alone
     ignored = dict(set.intersection(*[set(equation.ignored) for equation in node]))
     if not ignored:
         return alone
@@ -115,6 +119,7 @@ def _alone(
     program: Program,
     interpreter: Interpreter,
     dead: Sequence[int],
+    in_place: bool,
     fused: Callable[[Fused], None],
     wide: bool,
 ) -> Step:
@@ -125,7 +130,7 @@ def _alone(
         return _map(equation, interpreter, dead, fused, wide)
     if interpreter is BOUND and is_large_product(equation):
         return _product_in_map(equation, program, dead)
-    return step_of(equation, program, interpreter, dead, is_in_place(equation, program, dead))
+    return step_of(equation, program, interpreter, dead, in_place)
 
 
 def _with_functions(

@@ -26,6 +26,7 @@ from shardtensor.interpreters.programs.replay import (
     dropped_after,
     functions_step,
     is_in_place,
+    last_uses,
     map_step,
     step_of,
 )
@@ -278,16 +279,17 @@ def _steps(program: Program, interpreter: Interpreter, note: Callable[[str], Non
         ]
 
     new_steps = []
-    dropped = dropped_after(program, [(e,) for e in program.equations])
+    nodes = [(e,) for e in program.equations]
+    dropped, made = dropped_after(last_uses(program, nodes), nodes), set(program.made())
     for e, dead in zip(program.equations, dropped, strict=False):
         mine = {v.number for v in e.makes()}
-        dead = [n for n in dead if n not in mine]  # Results that nothing uses are looked at, too.
+        dead = tuple([n for n in dead if n not in mine])  # Results that nothing uses are looked at, too.
         if e.op.signature.functions:
             new_steps.append(functions_step(e, interpreter, dead, body(interpreter)))
         elif e.programs:
             new_steps.append(map_step(e, interpreter, dead, body(BOUND)))
         else:
-            new_steps.append(step_of(e, program, interpreter, dead, is_in_place(e, program, dead)))
+            new_steps.append(step_of(e, program, interpreter, dead, is_in_place(e, made, dead)))
     return new_steps
 
 

@@ -41,6 +41,9 @@ class Var:
     number: int
     kind: ValueKind
 
+    def __hash__(self) -> int:
+        return self.number  # Values are looked up more often than anything else while a program is prepared.
+
     def __str__(self) -> str:
         return f"v{self.number}"
 
@@ -94,13 +97,16 @@ class Equation:
     source: str = ""
     ignored: tuple[tuple[str, Any], ...] = ()
     adds_gradients: bool = False
+    _reads: Sequence[Var] | None = dataclasses.field(default=None, init=False, repr=False)
 
-    def reads(self) -> list[Var]:
+    def reads(self) -> Sequence[Var]:
         """Returns the values that it reads, those that programs of a map take from outside included, each once."""
-        values = dict.fromkeys(vars_of(self.operands))
-        for program in self.programs.values():
-            values.update(dict.fromkeys(program.free()))
-        return list(values)
+        if self._reads is None:  # Each pass asks for them, and they never change.
+            values = dict.fromkeys(vars_of(self.operands))
+            for program in self.programs.values():
+                values.update(dict.fromkeys(program.free()))
+            self._reads = tuple(values)
+        return self._reads
 
     def makes(self) -> list[Var]:
         """Returns the values that it computes."""
@@ -268,7 +274,7 @@ def vars_of(tree: Any) -> list[Var]:
     """Returns the values in a pytree, from left to right, also those of keys."""
     if type(tree) is Var:
         return [tree]
-    if type(tree) is tuple and all(type(x) in LEAF_TYPES for x in tree):
+    if type(tree) is tuple and LEAF_TYPES.issuperset(map(type, tree)):
         return [x for x in tree if type(x) is Var]
     tree_leaves = [x.bits if type(x) is SymbolicKey else x for x in leaves(tree)]
     return [x for x in tree_leaves if type(x) is Var]

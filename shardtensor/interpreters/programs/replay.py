@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator as python
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,9 @@ def steps_of(program: Program, interpreter: Interpreter) -> list[Step]:
         interpreter: the eager interpreter, `INFER`, or `BOUND`.
     """
     nodes = [(e,) for e in program.equations]
-    dropped = dropped_after(program, nodes)
+    dropped, made = dropped_after(last_uses(program, nodes), nodes), set(program.made())
     return [
-        step_of(equation, program, interpreter, dead, is_in_place(equation, program, dead))
+        step_of(equation, program, interpreter, dead, is_in_place(equation, made, dead))
         for equation, dead in zip(program.equations, dropped, strict=False)
     ]
 
@@ -105,18 +106,21 @@ def step_of(
     return _call(equation, interpreter, dead)
 
 
-def is_in_place(equation: Equation, program: Program, dead: Sequence[int]) -> bool:
-    """Whether an equation is a write of a base that the program has made, and that is dropped after it."""
-    base = equation.operands[0] if equation.writes else None
-    return base is not None and base.number in dead and any(base in e.makes() for e in program.equations)
+def is_in_place(equation: Equation, made: Collection[Var], dead: Sequence[int]) -> bool:
+    """Whether an equation is a write of a base that is among the values that the program has made, and that is dropped
+    after it.
+    """
+    return equation.writes and equation.operands[0].number in dead and equation.operands[0] in made
 
 
-def dropped_after(program: Program, nodes: Sequence[Node]) -> list[list[int]]:
-    """Returns for each node the numbers of the values that no later one uses, and at the end those of the outputs."""
+def dropped_after(last: Mapping[Var, int], nodes: Sequence[Node]) -> list[tuple[int, ...]]:
+    """Returns for each node the numbers of the values that no later one uses, and at the end those of the outputs, from
+    their `last_uses`.
+    """
     dropped: list[list[int]] = [[] for _ in (*nodes, "outputs")]
-    for v, use in last_uses(program, nodes).items():
+    for v, use in last.items():
         dropped[use].append(v.number)
-    return dropped
+    return list(map(tuple, dropped))  # The garbage collector need not look at tuples of integers.
 
 
 def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
@@ -126,9 +130,11 @@ def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
     last = dict.fromkeys([*program.outputs, *program.writes.values()], len(nodes))
     for k in range(len(nodes) - 1, -1, -1):
         for equation in reversed(nodes[k]):
-            use = max([last.setdefault(v, k) for v in equation.makes()], default=k)
+            uses = [last.setdefault(v, k) for v in equation.makes()]
+            use = max(uses) if equation.op.name == "view" else k
             for v in equation.reads():
-                last[v] = max(last.get(v, k), use if equation.op.name == "view" else k)
+                if last.get(v, k) <= use:
+                    last[v] = use
     return last
 
 
@@ -156,16 +162,21 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
     result, run = equation.results.number, plan.run
     operands = [np.asarray(x) if isinstance(x, np.generic) else x for x in equation.operands]
     at = [x.number for x in operands if type(x) is Var]
-    if len(at) == len(operands) == 1:
-        (first,) = at
-        get: Callable[[Values], tuple[Any, ...]] = lambda values: (values[first],)  # noqa: E731
-    elif len(at) == len(operands) == 2:
-        left, right = at
-        get = lambda values: (values[left], values[right])  # noqa: E731
+    if len(at) == len(operands) > 1:
+        get: Callable[[Values], tuple[Any, ...]] = python.itemgetter(*at)
+    elif len(at) == len(operands):
+        get = functools.partial(_one, at[0])
     else:
         get = getter(operands)
 
-    def step(values: Values) -> None:
+    # Arguments take less time than variables of the function around it, and fewer objects.
+    def step(
+        values: Values,
+        get: Callable[[Values], tuple[Any, ...]] = get,
+        run: Callable[[tuple[Any, ...]], Any] = run,
+        result: int = result,
+        dead: Sequence[int] = dead,
+    ) -> None:
         operands = get(values)
         output = run(operands)
         storage = output._storage
@@ -179,6 +190,10 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
             values[number] = None
 
     return step
+
+
+def _one(number: int, values: Values) -> tuple[Any]:
+    return (values[number],)
 
 
 def getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import operator as python
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -20,7 +19,19 @@ import numpy as np
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
+from shardtensor.core import (
+    OPS,
+    Function,
+    Interpreter,
+    Op,
+    Operands,
+    Params,
+    bind_by,
+    call,
+    execute,
+    innermost,
+    interpreting,
+)
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.functions.random.random_keys import Key, SymbolicKey
@@ -132,7 +143,10 @@ class Trace:
 
     def depends(self, values: Sequence[Var]) -> int:
         """Returns the inputs that values depend on, as bits."""
-        return functools.reduce(python.or_, [self._depends[v.number] for v in values], 0)
+        bits = 0
+        for v in values:
+            bits |= self._depends[v.number]
+        return bits
 
     def names(self, values: Sequence[Var]) -> str:
         """Returns the arguments that values depend on."""
@@ -303,8 +317,11 @@ class Tracer(CallInterpreter):
         held, stand_ins = self._operands(op, operands)
         written = mark_array(without_elements(base._aval))
         target = written if out is base else tensor(out._aval, View(written, view_spec))
-        with interpreting(self.inner), self._located(op, held):
-            self.inner.write(target, op, (target, *stand_ins[1:]) if "assigns" in op.tags else stand_ins, params)
+        try:
+            with interpreting(self.inner):
+                self.inner.write(target, op, (target, *stand_ins[1:]) if "assigns" in op.tags else stand_ins, params)
+        except ConcretizationError as error:
+            self._raise_located(op, held, error)
         if not out.size or ("assigns" in op.tags and at is not None and 0 in view_spec.at(at).shape):
             return  # Nothing is written.
         others, window = held, out._aval
@@ -366,9 +383,13 @@ class Tracer(CallInterpreter):
             given_params, kept = self._with_traced_functions(op, params, programs)
         # A map asks the innermost interpreter, which is this one, for those of its programs.
         is_map_or_collective = "spmd" in op.tags and not op.signature.functions
-        inside = contextlib.nullcontext() if is_map_or_collective else interpreting(self.inner)
-        with inside, self._located(op, (held, params)):
-            result = self.inner.apply(op, stand_ins, given_params)
+        try:
+            if is_map_or_collective:
+                result = self.inner.apply(op, stand_ins, given_params)
+            else:
+                result = bind_by(self.inner.apply, op, stand_ins, given_params)
+        except ConcretizationError as error:
+            self._raise_located(op, (held, params), error)
         if "loop" in op.tags:
             placed = self._placed(operands[0], result[0] if op.name == "counted_loop" else result)
             held = (self._operand(op, True, placed)[0], *held[1:])
@@ -425,8 +446,9 @@ class Tracer(CallInterpreter):
         equation.source = user_line()
         if (step := self._transposed) is not None:
             equation.source = f"{step.line or equation.source}, in the backward pass of {step.op.error_name}"
-        errors, outside = dict(np.geterr()), self.trace.errors
-        equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
+        errors, outside = np.geterr(), self.trace.errors
+        if errors != outside:
+            equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
         equation.adds_gradients = _adding.get()
         self.equations.append(equation)
 
@@ -447,17 +469,16 @@ class Tracer(CallInterpreter):
         self._add(Equation(op, held, (), number._storage.value))
         return number
 
-    @contextlib.contextmanager
-    def _located(self, op: Op, held: Any) -> Iterator[None]:
+    def _raise_located(self, op: Op, held: Any, error: ConcretizationError) -> NoReturn:
         """Raises the error of an inference that needs elements as one that names the arguments they depend on."""
         try:
-            yield
-        except ConcretizationError as error:
             if "eval_shape knows only" not in str(error):
-                raise
+                raise error
             read = [x for x in leaves(held) if type(x) is Var or _is_traced(x)]
             values = [x if type(x) is Var else x._storage.value for x in read]
             raise self.trace.needs_elements(op.error_name, values) from None
+        finally:
+            del error  # The reference cycle of the error and this frame would keep the operands alive.
 
     # -- operands ------------------------------------------------------------------------------------
 
@@ -477,15 +498,17 @@ class Tracer(CallInterpreter):
         if type(x) is SymbolicKey:
             bits = self._read(x.bits).value
             return SymbolicKey(bits) if op.signature.functions else bits, x
-        if type(x) is not ShardedTensor and not is_data(x):
+        if type(x) in SCALARS or (type(x) is not ShardedTensor and not is_data(x)):
             return x, x
         if isinstance(x, (np.ndarray, np.generic)):
             x = _frozen(x)
             return x, x
         state = self._read(x)
         kind = state.value.kind
+        if type(kind) is Aval:
+            return state.value, state.stand_in
         unknown = (in_tree and not op.signature.functions) or (isinstance(kind, HostAval) and op.parts.algorithm)
-        if unknown and not isinstance(kind, Aval) and "reads no host arrays" not in op.tags:
+        if unknown and "reads no host arrays" not in op.tags:
             state = self._as_tensor(state)
         return state.value, state.stand_in
 
@@ -493,7 +516,10 @@ class Tracer(CallInterpreter):
         """Returns the current value of a tensor, or of an array of a backend; a view of a base is an equation."""
         if type(x) is not ShardedTensor:
             return self._captured(as_operand(x, "jit"))
-        if type(x._storage) is Traced or not hasattr(x._storage, "view_spec"):
+        storage = x._storage
+        if type(storage) is Traced and storage.tracer.trace is self.trace:
+            return storage
+        if type(storage) is Traced or not hasattr(storage, "view_spec"):
             return self._state(x)
         base, view_spec = x._base_and_view()
         return self._view(self._state(base), view_spec, x._aval)

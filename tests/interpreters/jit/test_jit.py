@@ -18,6 +18,7 @@ import pytest
 import shardtensor as st
 from shardtensor.errors import LinearAlgebraError
 from shardtensor.interpreters.jit import executable
+from shardtensor.interpreters.programs.program import Equation, vars_of
 from tests.interpreters.jit.test_operators import agrees
 from tests.interpreters.test_infer import split
 from tests.layouts import everywhere, mesh_of
@@ -711,3 +712,51 @@ def test_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_compiler(kernels: Any) -> Any:
     raise st.BackendError("jit: there is no C compiler")
+
+
+# -- the time to prepare a program -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [64, 1 << 15])
+@pytest.mark.parametrize("executor", ["numpy", None])
+def test_the_work_to_prepare_a_program_grows_with_its_length_only(
+    size: int, executor: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes, views, kernels and arithmetic: each pass looks at each equation a few times."""
+    looks = 0
+
+    def counting(method: Any) -> Any:
+        def count(equation: Equation) -> Any:
+            nonlocal looks
+            looks += 1
+            return method(equation)
+
+        return count
+
+    monkeypatch.setattr(Equation, "makes", counting(Equation.makes))
+    monkeypatch.setattr(Equation, "reads", counting(Equation.reads))
+
+    def looks_of(trips: int) -> float:
+        nonlocal looks
+
+        def relax(u: Any) -> Any:
+            for _ in range(trips):
+                u[1:-1] = 0.5 * (u[2:] + st.sqrt(u[:-2]))
+            return u * 2
+
+        looks = 0
+        program = st.jit(relax, executor=executor).lower(st.ones(size)).program
+        return looks / len(program.equations)
+
+    few, many = looks_of(10), looks_of(80)
+    assert many < few * 1.2 < 40
+
+
+def test_what_an_equation_reads_is_each_value_once() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return st.where(x > 0, st.concat([x, y, x]).sum(), x * x)
+
+    program = st.jit(f).lower(st.ones(4), st.ones(4)).program
+    for equation in program.equations:
+        assert list(equation.reads()) == list(dict.fromkeys(vars_of(equation.operands)))
+        assert list(dataclasses.replace(equation, operands=(program.inputs[1],)).reads()) == [program.inputs[1]]

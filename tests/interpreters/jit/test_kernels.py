@@ -12,6 +12,7 @@ import pytest
 import shardtensor as st
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.interpreters.jit.c import c_executor
+from shardtensor.interpreters.jit.c.c_source import _LONG, LANES, SEGMENT
 from shardtensor.interpreters.jit.c.compiler import find_compiler
 from shardtensor.interpreters.jit.kernels import kernel_operands, numpy_executor
 from shardtensor.interpreters.jit.kernels.expressions import has_c
@@ -307,6 +308,107 @@ def test_variances_are_accurate_and_read_their_operand_once(dtype: str, shape: t
     array[0, 0] = np.inf
     run_c(kernel, shape, [array], outs)
     assert np.isnan(outs[0][0])
+
+
+def reduced_in_lanes(x: np.ndarray, step: Callable[[Any, Any], Any], neutral: float) -> Any:
+    """The reduction of a row in the order that `c_source` documents: lanes, a tree, and a binary counter."""
+    parts: list[Any] = []
+    for k, begin in enumerate(range(0, len(x), SEGMENT)):
+        segment = x[begin : begin + SEGMENT]
+        width = min(1 << (len(segment) - 1).bit_length(), LANES)
+        lanes = np.full(width, neutral, x.dtype)
+        for first in range(0, len(segment), LANES):
+            terms = segment[first : first + LANES]
+            lanes[: len(terms)] = step(lanes[: len(terms)], terms)
+        while len(lanes) > 1:
+            lanes = step(lanes[: len(lanes) // 2], lanes[len(lanes) // 2 :])
+        part = lanes[0]
+        while k & 1:
+            part, k = step(parts.pop(), part), k >> 1
+        parts.append(part)
+    while len(parts) > 1:
+        parts.append(step(*[parts.pop() for _ in range(2)][::-1]))
+    return parts[0]
+
+
+LENGTHS = [1, 2, 63, 64, 65, _LONG * LANES - 1, _LONG * LANES, _LONG * LANES + 1, 1000, SEGMENT - 1, SEGMENT]
+LENGTHS += [SEGMENT + 1, 3 * SEGMENT + _LONG * LANES, 5 * SEGMENT + _LONG * LANES + 70]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_rows_of_every_length_are_reduced_in_the_documented_order(dtype: str) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    k = KernelBuilder(2, 1)
+    x, y = k.input(dtype, (True, True)), k.input(dtype, (True, True))
+    for name, value in (("max", x), ("min", x), ("sum", k.call("multiply", x, y)), ("prod", y), ("sum", y)):
+        k.output(k.reduce(name, value), per_row=True)
+    alone = KernelBuilder(2, 1)
+    alone.output(alone.reduce("max", alone.input(dtype, (True, True))), per_row=True)
+    several, one = k.build(), alone.build()
+    made = c_executor.compile_kernels([several, one])
+    rng = np.random.default_rng(5)
+    kind, nan = np.dtype(f"i{dtype[1]}"), np.array([np.nan], dtype)
+    largest = lambda a, b: np.where((a > b) | (a != a), a, b)  # noqa: E731
+    smallest = lambda a, b: np.where((a < b) | (a != a), a, b)  # noqa: E731
+    for n in LENGTHS:
+        y = (1 + rng.normal(size=(4, n)) * 1e-3).astype(dtype)
+        x = rng.integers(-2, 3, (4, n)).astype(dtype) * rng.choice([-1, 1, np.inf], (4, n), p=[0.45, 0.45, 0.1])
+        x = np.nan_to_num(x, nan=-0.0, posinf=np.inf, neginf=-np.inf).astype(dtype)
+        x[0] = rng.choice([-0.0, 0.0], n)
+        for row in (1, 2):  # Several NaN, of which each has other bits.
+            at = rng.integers(0, n, row)
+            x[row, at] = (nan.view(kind) + np.arange(row, dtype=kind) + 1).view(dtype)
+        outs = [np.empty(4, dtype) for _ in range(6)]
+        made[several].run(x.shape, [x, y], outs[:5])
+        made[one].run(x.shape, [x], outs[5:])
+        for row in range(4):
+            wanted = [
+                reduced_in_lanes(x[row], largest, -np.inf),
+                reduced_in_lanes(x[row], smallest, np.inf),
+                reduced_in_lanes(x[row] * y[row], np.add, -0.0),
+                reduced_in_lanes(y[row], np.multiply, 1.0),
+                reduced_in_lanes(y[row], np.add, -0.0),
+                reduced_in_lanes(x[row], largest, -np.inf),
+            ]
+            for number, (out, value) in enumerate(zip(outs, np.array(wanted, dtype), strict=True)):
+                assert_same(out[row : row + 1], value[None], (n, row, number))
+                if number in (0, 1, 5):
+                    assert out[row].tobytes() == value.tobytes(), (n, row, number)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "b1"])
+def test_integers_and_bools_are_reduced_in_long_rows(dtype: str) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    k = KernelBuilder(2, 1)
+    x = k.input(dtype, (True, True))
+    names = ("max", "min", "any", "all")
+    for name in names:
+        k.output(k.reduce(name, x), per_row=True)
+    run = c_executor.compile_kernels([kernel := k.build()])[kernel].run
+    for n in (LANES * _LONG, LANES * _LONG + 5, SEGMENT + LANES * _LONG + 1):
+        for zeros in (n, n - 1, 0):
+            row = np.arange(n) >= zeros
+            array = np.random.default_rng(n).permutation(row)[None].astype(dtype)
+            outs = [np.empty(1, dtype if name in ("max", "min") else "b1") for name in names]
+            run(array.shape, [array], outs)
+            for name, out in zip(names, outs, strict=True):
+                assert_same(out, getattr(np, name)(array, axis=1), (name, n, zeros))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+@pytest.mark.parametrize(("count", "unit"), [(1, 1), (7, 1), (1000, 1), (1 << 24, 4096), (4097, 4096)])
+def test_pieces_get_shorter_and_contain_each_step_once(count: int, unit: int, threads: int) -> None:
+    with st.set_num_threads(threads):
+        for seconds in (1e-6, 1e-3, 0.05):
+            ends = c_executor._pieces(count, unit, seconds)
+            sizes = np.diff(ends)
+            assert (ends[0], ends[-1]) == (0, count)
+            assert (sizes > 0).all()
+            assert (sizes[1:] <= sizes[:-1]).all()
+            assert not (sizes[:-1] % unit).any()
+            assert (sizes * seconds <= np.maximum(c_executor._PIECE * count, unit * seconds) + unit * seconds).all()
 
 
 def test_sums_of_long_rows_are_accurate() -> None:

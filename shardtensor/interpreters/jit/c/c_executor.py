@@ -47,6 +47,9 @@ _FUNCTION = 1e-9
 _PIECE = 2e-3
 """The seconds of work after which a thread looks for signals."""
 
+_LAST_PIECE = 50e-6
+"""The seconds of work of the last pieces of a loop, at least: taking one from the others takes a few microseconds."""
+
 _ALIGNED = 1 << 12
 """The pieces of a loop begin at multiples of this number of elements, so that threads write different cache lines."""
 
@@ -152,14 +155,8 @@ class CompiledKernel:
         if geometry.row_size >= _LONG_ROW and rows < 4 * num_threads():
             self._divide_rows(geometry, pointers)
             return
-        count = max(4 * num_threads(), int(geometry.seconds / _PIECE))
-        piece = -(-rows // min(count, rows))
-        if not self.kernel.row_ndim:
-            piece = -(-piece // _ALIGNED) * _ALIGNED
-        each(
-            lambda k: self._call(geometry.array, pointers, k * piece, min((k + 1) * piece, rows)),
-            -(-rows // piece),
-        )
+        ends = _pieces(rows, 1 if self.kernel.row_ndim else _ALIGNED, geometry.seconds)
+        each(lambda k: self._call(geometry.array, pointers, ends[k], ends[k + 1]), len(ends) - 1)
 
     def _divide_rows(self, geometry: _Geometry, pointers: Any) -> None:
         """Runs the function for a few long rows, each of which is divided over threads."""
@@ -172,7 +169,7 @@ class CompiledKernel:
         segments = -(-n // SEGMENT)
         totals = np.empty(reductions + reductions * segments, np.int64)
         memory = address(scratch), address(totals), address(totals) + 8 * reductions
-        per_piece = max(segments // max(4 * num_threads(), int(geometry.seconds / _PIECE)), 1)
+        ends = _pieces(segments, 1, geometry.seconds)
         for offsets in geometry.offsets():
             places = self._pointers(*[p + offset for p, offset in zip(pointers, offsets, strict=True)])
 
@@ -186,14 +183,31 @@ class CompiledKernel:
                     continue
 
                 def work(k: int, step: int = step, unit: int = unit) -> None:
-                    first, last = k * per_piece, min((k + 1) * per_piece, segments)
-                    part(step, first * unit, min(last * unit, n))
+                    part(step, ends[k] * unit, min(ends[k + 1] * unit, n))
 
-                each(work, -(-segments // per_piece))
+                each(work, len(ends) - 1)
 
     def _call(self, geometry: Any, pointers: Any, begin: int, end: int) -> None:
         if self._function(geometry, pointers, begin, end):
             raise DeviceMemoryError(f"jit: no memory for the intermediate results of a row of {self.kernel}")
+
+
+def _pieces(count: int, unit: int, seconds: float) -> list[int]:
+    """Returns where the pieces of a loop begin, and where the last one ends. Threads take one after the other, and the
+    later ones are shorter, so that all threads end at about the same time also where one of them starts late or shares
+    its core.
+
+    Args:
+        count: the number of steps of the loop, such as elements or rows.
+        unit: the number of which each piece but the last one has a multiple.
+        seconds: the estimated time of all steps in one thread.
+    """
+    most, least = count * _PIECE / seconds, count * _LAST_PIECE / seconds
+    ends = [0]
+    while ends[-1] < count:
+        size = min(max((count - ends[-1]) / (2 * num_threads()), least), most)
+        ends.append(min(ends[-1] + max(math.ceil(size / unit), 1) * unit, count))
+    return ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,22 @@ segments of stage s, in step 2 s + 1 the totals of all segments, in the last ste
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from shardtensor.interpreters.jit.c.c_driver import DRIVER, HEAD
 from shardtensor.interpreters.jit.kernels.expressions import (
     C_TYPES,
+    EXPENSIVE,
     PRELUDE,
     STEPS,
     definition,
     has_c,
     indented,
     library_functions,
+    mask_type,
     neutral,
+    plain_extremum,
     step,
     step_name,
     term,
@@ -45,6 +49,12 @@ LANES = 64
 
 SEGMENT = 1 << 12
 """The number of elements of a segment of a row."""
+
+_LONG = 4
+"""The number of elements of a lane from which on lanes are in registers, into and from which they are copied."""
+
+_SHORT = 8
+"""The number of values up to which the computation of an element is short: loops over such elements are unrolled."""
 
 
 def c_source(kernels: Sequence[Kernel], vectorized: Iterable[str]) -> str:
@@ -244,8 +254,7 @@ class _Rows(_Body):
         segments.
         """
         stage = self._schedule.stages[s]
-        lanes, ends, joins = [], [], []
-        element = self._element(stage)
+        lanes, ends, joins = list[_Lanes](), [], []
         first_read = stage.loads.difference(*[before.needs for before in self._schedule.stages[:s]])
         part = {v: f"parts + {k} * segments" for k, v in enumerate(stage.reductions)}
         for v in stage.reductions:
@@ -254,14 +263,13 @@ class _Rows(_Body):
                 joins += self._join_of_moment(v, part)
                 continue
             node, kind = self._node(v), self.type(v)
-            lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < width; j++) a{v}[j] = {neutral(node)};"]
-            element.append(f"const {kind} t{v} = {term(node, f'v{node.operands[0]}')};")
-            element.append(f"a{v}[j] = {step(node, f'a{v}[j]', f't{v}')};")
+            lanes.append(_Lanes(f"a{v}", kind, node, term(node, f"v{node.operands[0]}")))
             ends.append(f"*({kind} *)({part[v]} + k) = st_tree_{step_name(node)}(a{v}, width);")
             empty = "0" if STEPS[node.name] == "add" else neutral(node)
             total = f"segments ? st_join_{step_name(node)}({part[v]}, segments) : {empty}"
             total = f"({total}) / ({kind})n" if node.name == "mean" else total
             joins.append(f"*({kind} *)(totals + {self._total[v]}) = {total};")
+        inputs = sorted([v for v in first_read if v < self.inputs])
         return [
             f"static ST_APART void {self.name}_stage{s}(ST_ROW) {{",
             *indented(self._known(s)),
@@ -269,8 +277,7 @@ class _Rows(_Body):
             "    for (long long k = begin; k < end; k++) {",
             f"        const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
             f"        const int width = st_width(stop - k * {SEGMENT}, {LANES});",
-            *indented(lanes, 2),
-            *indented(_over_segment(element, sorted([v for v in first_read if v < self.inputs])), 2),
+            *indented(_reduced(self._element(stage), lanes, inputs, self._is_short(stage.needs, stage.loads)), 2),
             *indented(ends, 2),
             "    }",
             "}",
@@ -280,17 +287,25 @@ class _Rows(_Body):
             "}",
         ]
 
+    def _is_short(self, values: Sequence[Value], loads: Collection[Value]) -> bool:
+        """Returns whether values of each element, of which some are read and the others computed, take few
+        instructions. None of them is stored then: those that are stored are expensive.
+        """
+        nodes = [self._node(v) for v in values if v not in loads]
+        return len(values) <= _SHORT and EXPENSIVE.isdisjoint([node.name for node in nodes])
+
     def _end_of_moment(self, v: Value, part: Mapping[Value, str]) -> list[str]:
         """Returns the statements that add the squares of a segment's deviations from its own mean."""
         mean, kind = self._schedule.moments[v], self.type(v)
         (x,) = self._node(mean).operands
-        lines = [self.load(u, "i") if u < self.inputs else self.define(u) for u in needs(self.kernel, [x])]
+        values = needs(self.kernel, [x])
+        loads = [u for u in values if u < self.inputs]
+        lines = [self.load(u, "i") if u in loads else self.define(u) for u in values]
+        squares = _Lanes("a", kind, self._node(mean), "d * d")
         return [
             "{",
             f"    const {kind} c = *(const {kind} *)({part[mean]} + k) / ({kind})(stop - k * {SEGMENT});",
-            f"    {kind} a[{LANES}];",
-            "    for (int j = 0; j < width; j++) a[j] = -0.0;",
-            *indented(_over_segment([*lines, f"const {kind} d = v{x} - c;", "a[j] = a[j] + d * d;"])),
+            *indented(_reduced([*lines, f"const {kind} d = v{x} - c;"], [squares], (), self._is_short(values, loads))),
             f"    *({kind} *)({part[v]} + k) = st_tree_{step_name(self._node(v))}(a, width);",
             "}",
         ]
@@ -311,11 +326,105 @@ class _Rows(_Body):
         ]
 
 
-def _over_segment(element: Iterable[str], first_read: Iterable[Value] = ()) -> list[str]:
-    """Returns the loop over the elements of a segment, and in each lane; inputs that are read first are prefetched."""
-    prefetches = [f"        ST_PREFETCH(x{v} + first, {LANES});" for v in first_read]
+class _Lanes(NamedTuple):
+    """The partial results of a reduction within a segment.
+
+    Attributes:
+        name: the name of their array.
+        kind: their C type.
+        node: the reduction.
+        term: the expression of what they combine.
+    """
+
+    name: str
+    kind: str
+    node: Node
+    term: str
+
+    def array(self, name: str, width: str) -> list[str]:
+        """Returns the definition of an array of so many lanes."""
+        return [
+            f"{self.kind} {name}[{LANES}];",
+            f"for (int j = 0; j < {width}; j++) {name}[j] = {neutral(self.node)};",
+        ]
+
+    def step(self, name: str) -> list[str]:
+        """Returns the statements that combine the term of an element with its lane in an array."""
+        return [
+            f"const {self.kind} t{name} = {self.term};",
+            f"{name}[j] = {step(self.node, f'{name}[j]', f't{name}')};",
+        ]
+
+    def plain_step(self, name: str) -> list[str]:
+        """Returns the statements that do so where the term is not NaN, and otherwise note the lane in ``nans``."""
+        plain = plain_extremum(self.node, f"{name}[j]", f"t{name}")
+        if not plain:
+            return self.step(name)
+        return [
+            f"const {self.kind} t{name} = {self.term};",
+            f"{name}[j] = {plain};",
+            f"nans_{name}[j] |= t{name} != t{name};",
+        ]
+
+
+def _reduced(element: Sequence[str], lanes: Sequence[_Lanes], read: Iterable[Value], is_short: bool) -> list[str]:
+    """Returns the statements that reduce a segment into lanes.
+
+    Args:
+        element: the statements for one element, that of index i in the lane of index j.
+        lanes: the lanes of each reduction.
+        read: the inputs that are read first, which are prefetched.
+        is_short: whether an element takes few instructions, so that the lanes are in registers and loops are unrolled.
+    """
+    begin = f"k * {SEGMENT}"
+    arrays = [line for one in lanes for line in one.array(one.name, "width")]
+    steps = [*element, *[line for one in lanes for line in one.step(one.name)]]
+    if not is_short or not lanes:
+        return [*arrays, *_over_segment(steps, begin, read)]
+    return [*arrays, f"long long left = {begin};", *_in_registers(element, lanes, read), *_over_segment(steps, "left")]
+
+
+def _in_registers(element: Sequence[str], lanes: Sequence[_Lanes], read: Iterable[Value]) -> list[str]:
+    """Returns the statements that reduce the elements of a segment from ``left`` on, as many as fill all lanes. An
+    extremum is that of numbers, which takes half of the instructions: if there is a NaN, all elements are left.
+    """
+    copies = [(one, f"r{one.name}") for one in lanes]
+    extrema = {name: mask_type(one.kind) for one, name in copies if plain_extremum(one.node, "", "")}
+    found = " | ".join([f"nans_{name}[j]" for name in extrema])
+    plain = [
+        f"if (stop - left >= {_LONG * LANES}) {{",
+        # Nothing else has the addresses of these arrays: the compiler keeps them in registers.
+        *indented([line for one, name in copies for line in one.array(name, str(LANES))]),
+        *[f"    {kind} nans_{name}[{LANES}] = {{0}};" for name, kind in extrema.items()],
+        f"    for (; stop - left >= {LANES}; left += {LANES}) {{",
+        *[f"        ST_PREFETCH(x{v} + left, {LANES});" for v in read],
+        '        _Pragma("GCC unroll 16")',
+        f"        for (int j = 0; j < {LANES}; j++) {{",
+        *indented(["const long long i = left + j;", *element], 3),
+        *indented([line for one, name in copies for line in one.plain_step(name)], 3),
+        "        }",
+        "    }",
+    ]
+    assigned = [f"{one.name}[j] = {name}[j];" for one, name in copies]
+    if not extrema:
+        return [*plain, f"    for (int j = 0; j < {LANES}; j++) {{ {' '.join(assigned)} }}", "}"]
     return [
-        f"for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
+        *plain,
+        "    int nans = 0;",
+        f"    for (int j = 0; j < {LANES}; j++) nans |= {found};",
+        f"    if (nans) left = k * {SEGMENT};",
+        f"    else for (int j = 0; j < {LANES}; j++) {{ {' '.join(assigned)} }}",
+        "}",
+    ]
+
+
+def _over_segment(element: Iterable[str], begin: str, read: Iterable[Value] = ()) -> list[str]:
+    """Returns the loop over the elements of a segment from ``begin`` on, and in each lane; inputs that are read first
+    are prefetched.
+    """
+    prefetches = [f"        ST_PREFETCH(x{v} + first, {LANES});" for v in read]
+    return [
+        f"for (long long first = {begin}; first < stop; first += {LANES}) {{",
         f"    const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
         *([f"    if (m == {LANES}) {{", *prefetches, "    }"] if prefetches else []),
         "    #pragma omp simd",

@@ -169,6 +169,8 @@ def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) 
         nodes: what it computes, in order.
         kernels: the kernels, by the number of their node.
     """
+    if not kernels:
+        return
     users: dict[Var, set[int]] = {v: {-1} for v in (*program.outputs, *program.writes.values())}
     for k, node in enumerate(nodes):
         for v in {v for e in node for v in e.reads()}:

@@ -34,7 +34,7 @@ from shardtensor.interpreters.jit.c.temporal_blocking import time_steps_in
 from shardtensor.interpreters.jit.cuda.graphs import Block, Buffer, Graphs, Part, key_of
 from shardtensor.interpreters.jit.grouping.fused_devices import FusedOnDevices
 from shardtensor.interpreters.programs.program import Equation, Program, Var
-from shardtensor.interpreters.programs.replay import compute, view_step
+from shardtensor.interpreters.programs.replay import compute, last_uses, view_step
 from shardtensor.interpreters.views.views import reads_buffers
 from shardtensor.tensor.identity import with_identity
 from shardtensor.tensor.storage import Storage
@@ -425,18 +425,17 @@ class Run:
         )
 
 
-def segments_of(
-    program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices], last: Mapping[Var, int]
-) -> list[Segment]:
+def segments_of(program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices]) -> list[Segment]:
     """Returns the segments of a program that have several launches.
 
     Args:
         program: the program.
         nodes: what it computes, in order.
         kernels: the kernels by the number of their node.
-        last: for each value, the number of the node that reads it last.
     """
-    runs = _runs(program, nodes, kernels)
+    if not kernels:
+        return []
+    runs, last = _runs(program, nodes, kernels), last_uses(program, nodes)
     segments = [
         Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs
     ]

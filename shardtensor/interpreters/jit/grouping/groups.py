@@ -9,6 +9,7 @@ nothing else has read a value of the group. A write to a part of a tensor ends t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -419,12 +420,19 @@ def function_of(equation: Equation) -> str | None:
     dtypes = [k for k in kinds if isinstance(k, np.dtype)]
     if int in kinds and dtypes and not any(k.kind in "fc" or k == np.int64 for k in dtypes):
         return None
-    builder = KernelBuilder(1)
-    try:
-        # A dtype is equal to the Python type of the same numbers, which is weak; its text is not.
-        values = [builder.input(k if isinstance(k, type) else k.str) for k in kinds]
-        result = builder.dtype(builder.call(name, *values))
-    except ArgumentTypeError:
+    # A dtype is equal to the Python type of the same numbers, which is weak; its text is not.
+    result = _computed_dtype(name, tuple([k if isinstance(k, type) else k.str for k in kinds]))
+    if result is None:
         return None
     fits = np.can_cast(result, dtype, "same_kind") if equation.writes else result == dtype
     return name if fits else None
+
+
+@functools.lru_cache(1 << 10)
+def _computed_dtype(name: str, kinds: tuple[str | type, ...]) -> np.dtype[Any] | None:
+    """Returns the dtype of a function in a kernel, of operands of some dtypes or Python types; None if it has none."""
+    builder = KernelBuilder(1)
+    try:
+        return builder.dtype(builder.call(name, *[builder.input(kind) for kind in kinds]))
+    except ArgumentTypeError:
+        return None

@@ -208,6 +208,20 @@ def step(node: Node, a: str, b: str) -> str:
     return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
 
 
+def plain_extremum(node: Node, a: str, b: str) -> str:
+    """Returns the expression that combines two partial results of a maximum or minimum of floats as `step` does if none
+    is NaN; an empty string for other reductions.
+    """
+    if node.dtype[0] != "f" or STEPS[node.name] not in ("maximum", "minimum"):
+        return ""
+    return (_EXTREMUM % (">" if STEPS[node.name] == "maximum" else "<")).format(a=a, b=b)
+
+
+def mask_type(kind: str) -> str:
+    """Returns the C type of integers that are as wide as floats of a type."""
+    return "long long" if kind == "double" else "int"
+
+
 def step_name(node: Node) -> str:
     """Returns the end of the names of the functions that combine partial results of a reduction."""
     return f"{STEPS[node.name]}_{node.dtype}"

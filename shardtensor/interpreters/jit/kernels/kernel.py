@@ -218,6 +218,7 @@ class Kernel:
         return "\n".join([*lines, f"  out {', '.join(outs)}"])
 
 
+@functools.lru_cache(1 << 8)
 def dtype_name(dtype: Any) -> str:
     """Returns the name of a dtype in kernels: its kind and item size, such as ``"f4"``.
 
