@@ -512,6 +512,8 @@ class _Helpers(threads.Helpers):
     start as many threads as there are cores.
     """
 
+    waits = True
+
     def __init__(self, count: int) -> None:
         super().__init__()
         self._share = Limit(max(threads.num_threads() // min(threads.num_threads(), count), 1))
