@@ -13,7 +13,7 @@ from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.hints import similar
 from shardtensor.sequences import is_iterator
-from shardtensor.spmd.scheduling.mapped_program import current
+from shardtensor.spmd.scheduling import mapped_program
 
 AxisName = str | tuple[str, ...]
 """The name of an axis, or several names that form one axis, the first being the major one."""
@@ -112,7 +112,7 @@ def axis_position(
         ArgumentTypeError: ``axis_name`` is neither a name nor a tuple of names; ``groups`` are not lists of indices.
         ArgumentError: the groups do not contain every index exactly once.
     """
-    program = current()
+    program = mapped_program.CURRENT.get()
     if program is None:
         raise ShardingError(
             f"{caller}: there is no mapped function around this call; it runs inside of st.shard_map, or of st.pmap "

@@ -387,18 +387,19 @@ def is_new(result: Storage, operands: Sequence[Any]) -> bool:
     return True
 
 
-def part_storages(storage: Any, parts: Sequence[Any]) -> list[Storage]:
-    """Returns a new storage of each array, all of which are parts of the arrays of a storage.
+def link_parts(storage: Any, tensors: Sequence[Any]) -> None:
+    """Records that new tensors of one array each have parts of the arrays of a storage.
 
     The caller publishes the tensor that has the storage. Where it has several arrays, the leases are left to `track`.
     """
     leases = storage.leases[0] if type(storage) is Storage and len(storage.leases) == 1 else None
     if leases is None:
-        return [Storage((part,)) for part in parts]
-    storages = [Storage((part,), (leases,)) for part in parts]
+        return
+    storages = [x._storage for x in tensors]
+    for part in storages:
+        part.leases = (leases,)
     with _linking:
         _add(leases, weakref.ref(storage), *map(weakref.ref, storages))
-    return storages
 
 
 def track(entry: list[Any], result: Any) -> None:
@@ -410,6 +411,8 @@ def track(entry: list[Any], result: Any) -> None:
         result: a tensor, or a pytree of tensors and other objects.
     """
     results = [result] if hasattr(result, "_storage") else _tensors((result,))
+    if _are_linked(results, entry[0]):
+        return
     if len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
         for x in results:
             x._storage.leases = x._storage.leases or ([],)
@@ -429,8 +432,12 @@ def track(entry: list[Any], result: Any) -> None:
             unknown.append(x)
     if not unknown:
         return
-    held = [pair for base in bases for pair in _arrays_of(base._storage)]
-    arrays = {id(array): source for array, source in held}
+    held, arrays = [base._storage for base in bases], dict[int, Source]()
+    for storage in held:
+        if type(storage) is Storage and len(storage.buffers) == 1 == len(storage.leases):  # The common case.
+            arrays[id(storage.buffers[0])] = [storage, storage.leases[0]]
+        else:
+            arrays |= {id(array): source for array, source in _arrays_of(storage)}
     sources: Sources | None = None
     for x in unknown:
         storage = x._storage
@@ -441,6 +448,16 @@ def track(entry: list[Any], result: Any) -> None:
             memory_of_array = x._aval.backend.memory_of
             origins = [_source(sources, memory_of_array(array), storage) for array in storage.buffers]
         _link(storage, x._aval, origins)
+
+
+def _are_linked(results: Sequence[Any], operands: Any) -> bool:
+    """Whether each result has a storage of its own, for which the operator has recorded already what it shares."""
+    storages = [x._storage for x in results]
+    for storage in storages:
+        if type(storage) is not Storage or not storage.leases:
+            return False
+    known = {id(getattr(x._storage, "base", x)._storage) for x in _tensors(operands)}
+    return len(known.union(map(id, storages))) == len(known) + len(storages)
 
 
 def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:

@@ -245,9 +245,8 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
         ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
             ``of``.
     """
-    entries = items_of(prefix)
-    if entries is None:
-        return [prefix] * len(leaves(tree))
+    if type(prefix) in LEAF_TYPES or (entries := items_of(prefix)) is None:
+        return [prefix] * (1 if type(tree) in LEAF_TYPES else len(leaves(tree)))
     there = items_of(tree)
     if there is None:
         raise ArgumentError(f"{what} is {type_text(prefix)} of {len(entries)}, and {of} is a leaf")
