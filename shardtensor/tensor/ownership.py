@@ -239,21 +239,25 @@ class Lent(NamedTuple):
         return storage
 
 
-def lend_storage(storage: Storage, backend: Backend) -> Lent:
-    """Hands the array of a storage that has only one to a mapped function, and records its lease.
+def lend_storages(storages: Sequence[Storage], backend: Backend) -> list[Lent]:
+    """Hands the arrays of storages that have only one each to mapped functions, and records their leases.
 
-    The caller publishes the tensor (see `reading`) until the results of the function have storages.
+    The caller publishes the tensors (see `reading`) until the results of the functions have storages.
     """
-    (array,) = storage.buffers
-    exported, its_lease = backend.lend(array)
-    leases = storage.leases[0] if storage.leases else None
-    if leases is None:
-        return _lent((exported, array, None, None))
-    leases.append(its_lease or never_ends)
-    n = len(leases)
-    if n >= 8 and not n & (n - 1):
-        _remove_ended(leases)
-    return _lent((exported, array, storage, leases))
+    lend, result = backend.lend, []
+    for storage in storages:
+        (array,) = storage.buffers
+        exported, its_lease = lend(array)
+        leases = storage.leases[0] if storage.leases else None
+        if leases is None:
+            result.append(_lent((exported, array, None, None)))
+            continue
+        leases.append(its_lease or never_ends)
+        n = len(leases)
+        if n >= 8 and not n & (n - 1):
+            _remove_ended(leases)
+        result.append(_lent((exported, array, storage, leases)))
+    return result
 
 
 _new: Callable[[type[Storage]], Storage] = object.__new__
@@ -388,18 +392,25 @@ def is_new(result: Storage, operands: Sequence[Any]) -> bool:
 
 
 def link_parts(storage: Any, tensors: Sequence[Any]) -> None:
-    """Records that new tensors of one array each have parts of the arrays of a storage.
+    """Records that new tensors of one array each have parts of the memory of a storage: of its only array, or each of
+    them that of one device, in mesh order.
 
-    The caller publishes the tensor that has the storage. Where it has several arrays, the leases are left to `track`.
+    The caller publishes the tensor that has the storage. Where it is unknown what holds the memory, `track` records it.
     """
-    leases = storage.leases[0] if type(storage) is Storage and len(storage.leases) == 1 else None
-    if leases is None:
+    if type(storage) is not Storage or len(storage.leases) not in (1, len(tensors)):
         return
-    storages = [x._storage for x in tensors]
-    for part in storages:
-        part.leases = (leases,)
+    storages, origin = [x._storage for x in tensors], weakref.ref(storage)
     with _linking:
-        _add(leases, weakref.ref(storage), *map(weakref.ref, storages))
+        if len(storage.leases) == 1:
+            for part in storages:
+                part.leases = storage.leases
+            if (leases := storage.leases[0]) is not None:
+                _add(leases, origin, *map(weakref.ref, storages))
+            return
+        for part, leases in zip(storages, storage.leases, strict=True):
+            part.leases = (leases,)
+            if leases is not None:
+                _add(leases, origin, weakref.ref(part))
 
 
 def track(entry: list[Any], result: Any) -> None:

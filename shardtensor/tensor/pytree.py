@@ -122,7 +122,10 @@ def map_items(function: Callable[[Any], Any], x: Any) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, from left to right."""
-    return [tree] if type(tree) in LEAF_TYPES else _flat(tree)[0]
+    if type(tree) in LEAF_TYPES:
+        return [tree]
+    # A list of leaves, such as one of shards, takes no call of optree.
+    return list(tree) if type(tree) is list and LEAF_TYPES.issuperset(map(type, tree)) else _flat(tree)[0]
 
 
 class Form:
