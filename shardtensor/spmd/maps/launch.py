@@ -548,7 +548,7 @@ def _places_of(submeshes: Sequence[Mesh]) -> _Places:
     simulated = any(backend.simulated for backend in backends)
     # The backends of other processes pass the look-up of the method on.
     stateful = [b for b in backends if getattr(b.capture_modes, "__func__", None) is not Backend.capture_modes]
-    applies = [here and here.apply for here in interpreters]
+    applies = [None if here is None else here.apply for here in interpreters]
     flat = [submesh.flat for submesh in submeshes]
     waiting = list(queues.values())
     return _Places(tuple(submeshes), flat, interpreters, applies, blocks, backends, stateful, simulated, waiting)
