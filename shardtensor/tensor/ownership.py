@@ -422,7 +422,7 @@ def track(entry: list[Any], result: Any) -> None:
         result: a tensor, or a pytree of tensors and other objects.
     """
     results = [result] if hasattr(result, "_storage") else _tensors((result,))
-    if _are_linked(results, entry[0]):
+    if len(results) > 1 and _are_linked(results, entry[0]):  # For one result, what follows takes fewer calls.
         return
     if len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
         for x in results:
