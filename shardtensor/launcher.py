@@ -368,11 +368,15 @@ def _run(
     deadline = time.monotonic() + watch.timeout if watch.timeout is not None else float("inf")
     status = 0
     with _started(commands, watch.guardian) as running, contextlib.ExitStack() as readers:
+        over, other_end = os.pipe()  # All readers notice at once that its other end is closed.
+        readers.callback(os.close, over)
+        until = readers.enter_context(contextlib.ExitStack())
+        until.callback(os.close, other_end)
         for process, command in zip(running, commands, strict=True):
             assert process.stdout
-            readers.enter_context(_copied(process.stdout.fileno(), command.process, watch))
+            readers.enter_context(_copied(process.stdout.fileno(), command.process, over, until, watch))
         for pipe in pipes:
-            readers.enter_context(_copied(*pipe, watch))
+            readers.enter_context(_copied(*pipe, over, until, watch))
         try:
             while True:
                 left = [k for k, process in enumerate(running) if process.poll() is None]
@@ -450,28 +454,29 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _copied(end: int, process: int | None, watch: _Watch) -> Iterator[None]:
-    """A context in which a thread passes on the lines that are written to a pipe, at its end what is left in it."""
-    is_over = threading.Event()  # fork: the launcher's process runs no user code.
+def _copied(end: int, process: int | None, over: int, until: contextlib.ExitStack, watch: _Watch) -> Iterator[None]:
+    """A context in which a thread passes on the lines that are written to a pipe, at its end what is left in it; this
+    closes ``until``, and with it the other end of the pipe ``over``.
+    """
     if process is not None:
         watch.lines.open(process)
-    reader = threading.Thread(target=_copy, args=(end, process, watch.lines, is_over))
+    reader = threading.Thread(target=_copy, args=(end, process, over, watch.lines))
     reader.start()
     try:
         yield
     finally:
-        is_over.set()
+        until.close()
         watch.signals.join(reader)
 
 
-def _copy(end: int, process: int | None, lines: Lines, is_over: threading.Event) -> None:
+def _copy(end: int, process: int | None, over: int, lines: Lines) -> None:
     """Passes on what a process writes to a pipe until it ends, or until the job is over and nothing is left in it: a
     process that outlives the job may hold the other end.
     """
-    rest = b""
+    rest, was_over = b"", False
     while True:
-        was_over = is_over.is_set()
-        if select.select([end], [], [], 0 if was_over else _POLL)[0]:
+        ready = select.select([end], [], [], 0)[0] if was_over else select.select([end, over], [], [], _POLL)[0]
+        if end in ready:
             data = os.read(end, 1 << 16)
             *whole, rest = _LINE_END.split(rest + data)
             for line in whole:
@@ -481,6 +486,7 @@ def _copy(end: int, process: int | None, lines: Lines, is_over: threading.Event)
             break
         if was_over:
             break
+        was_over = over in ready  # What was written before is looked for once more.
         lines.check()
     if rest := rest.removesuffix(b"\r"):
         _pass_on(rest, process, lines)

@@ -28,8 +28,11 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     host: Any = array if type(array) is np.ndarray else np.asarray(array)
-    if host.base is not None and (lender := lender_of(host)) is not None:
-        return host.view(), weakref.ref(lender)
+    base = host.base
+    if base is not None and (type(base) is not np.ndarray or base.base is not None):  # The common cases take no call.
+        lender = lender_of(host)
+        if lender is not None:
+            return host.view(), weakref.ref(lender)
     owner = host.view()
     try:
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
@@ -61,7 +64,10 @@ def is_exclusive(held: list[Any], others: int = 0) -> bool:
             version of Python.
         others: the number of further references to the array, in containers or attributes, that the caller knows of.
     """
-    if type(held[0]) is not np.ndarray or references(held) > 1 + others:
+    # As `references`, in less time: the result of every mapped function passes here.
+    if type(held[0]) is not np.ndarray or not (_counts or _test_counts())[0]:
+        return False
+    if sys.getrefcount(held[0]) > 2 + others:
         return False
     if held[0].base is None:
         return bool(held[0].flags.owndata)

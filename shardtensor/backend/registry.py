@@ -324,6 +324,13 @@ def shared_memory(devices: tuple[Device, ...]) -> Hashable | None:
 
 
 @functools.lru_cache(8192)
+def backends_of(devices: tuple[Device, ...]) -> tuple[Sequence[Backend], bool, bool]:
+    """Returns the backends of devices, whether they are all on the host, and whether the devices share a memory."""
+    backends = [backend_of(device) for device in devices]
+    return backends, all(backend.on_host for backend in backends), shared_memory(devices) is not None
+
+
+@functools.lru_cache(8192)
 def memory_space(device: Device) -> Hashable:
     """Identifies the memory of a device; that of every device on the host of this process is the same."""
     if is_remote(device):
@@ -505,6 +512,7 @@ def join_processes(process: int, name: str, devices: Sequence[Sequence[tuple[str
 def _forget_devices() -> None:
     """Clears what is known of devices: they have changed."""
     for cached in (
-        default_backend, backend_of_group, shared_memory, memory_space, is_spanning, processes_of, in_other_process,
+        default_backend, backend_of_group, backends_of, shared_memory, memory_space, is_spanning, processes_of,
+        in_other_process,
     ):  # fmt: skip
         cached.cache_clear()

@@ -19,7 +19,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, shared_memory
+from shardtensor.backend.registry import backend_of, backends_of, shared_memory
 from shardtensor.communication import between_memories
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
 from shardtensor.communication.communicator import Communicator, Rows
@@ -48,9 +48,8 @@ class ArrayCommunicator(Communicator):
 
     def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
         super().__init__(caller, axis, devices, sizes)
-        self.backends: list[Backend] = [backend_of(d) for d in devices]
-        self.on_host = all(b.on_host for b in self.backends)
-        self.share_memory = shared_memory(tuple(devices)) is not None
+        self.backends: Sequence[Backend]
+        self.backends, self.on_host, self.share_memory = backends_of(tuple(devices))
         self.copies = not self.share_memory
         self._sent: set[tuple[int, int]] = set()
 
@@ -466,6 +465,8 @@ _shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
 _own: dict[int, tuple[weakref.ref[Any], Any]] = {}
 """The library's array of each result that several programs hold, by the identity of the array that they received."""
 
+_NEITHER = (None, None)
+
 _lent: dict[Hashable, Callable[[], object]] = {}
 """The leases of results that several programs hold, by backend and memory."""
 
@@ -504,7 +505,9 @@ def received(backend: Backend, array: Any) -> Any:
     """Returns the array to store for one that views the memory of the result of a collective, without a copy; None for
     other arrays. Several programs may hold the given array, and set its shape.
     """
-    _, own = _own.get(id(array), (None, None))
+    # Programs received views of one array, where it is NumPy's (see `ArrayCommunicator.result`).
+    given = array.base if type(array) is np.ndarray and type(array.base) is np.ndarray else array
+    _, own = _own.get(id(given), _NEITHER)
     if own is not None and backend.is_whole(array, own):
         return own
     if not backend.on_host:

@@ -103,10 +103,11 @@ class MPIEngine(Engine):
 
     def agree(self, record: bytes, deadline: float) -> list[bytes]:
         """See `Engine`."""
-        records = np.empty((self.process_count, len(record)), np.uint8)
-        request = self._records.Iallgather(np.frombuffer(record, np.uint8), records)
+        size = len(record)
+        records = bytearray(self.process_count * size)  # It takes less time than an array of NumPy.
+        request = self._records.Iallgather(record, records)
         self._wait(request.Test, deadline)
-        return [row.tobytes() for row in records]
+        return [bytes(records[k : k + size]) for k in range(0, len(records), size)]
 
     def exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
         """See `Engine`."""

@@ -201,7 +201,8 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
     if not isinstance(x, ShardedTensor):
         return np.asarray(x)
     if x._aval.backend.on_host:
-        array: HostArray = whole_array(x, caller)
+        buffers = x._storage.buffers
+        array: HostArray = buffers[0] if len(buffers) == 1 else buffers_of(x, caller)[0]
     elif x._aval.spans:
         if in_other_process(devices := x._aval.sharding.mesh.flat):
             raise elsewhere(devices)

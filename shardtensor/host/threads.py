@@ -110,6 +110,8 @@ class _ThreadPool:
     Attributes:
         is_closed: whether the pool accepts no more work, because the interpreter shuts down.
         is_inherited: whether this process is the child of a fork, and the pool is the parent's.
+        in_maps: how many threads were ever requested at once for work in which they may wait. Other work has as many
+            threads beside these, which use no core while they wait.
     """
 
     def __init__(self) -> None:
@@ -118,6 +120,7 @@ class _ThreadPool:
         # A finalizer that the garbage collector calls may start threads, too.
         self._lock = threading.RLock()  # fork: the pool is replaced.
         self.is_closed = self.is_inherited = False
+        self.in_maps = 0
 
     def submit(self, work: Helpers, count: int) -> None:
         """Queues the work for ``count`` threads, which are started if necessary.
@@ -127,9 +130,13 @@ class _ThreadPool:
         """
         if self.is_closed or sys.is_finalizing():
             return
-        if len(self._threads) < count:
+        if work.waits:
+            self.in_maps = wanted = max(count, self.in_maps)
+        else:
+            wanted = count + self.in_maps
+        if len(self._threads) < wanted:
             with self._lock:
-                while not self.is_closed and (number := len(self._threads)) < count:
+                while not self.is_closed and (number := len(self._threads)) < wanted:
                     thread = threading.Thread(target=_serve, args=(self,), name=f"shardtensor_{number}", daemon=True)
                     try:
                         # Where threads inherit the context of their starter, it would keep a map's arguments alive.
@@ -171,7 +178,13 @@ def _serve(pool: _ThreadPool) -> None:
 
 
 class Helpers:
-    """The helper threads of one call."""
+    """The helper threads of one call.
+
+    Attributes:
+        waits: whether the threads may wait in the work, for one that divides other work.
+    """
+
+    waits = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # fork: `dismiss` does not wait for threads of the parent.

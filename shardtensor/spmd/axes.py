@@ -13,7 +13,7 @@ from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.hints import similar
 from shardtensor.sequences import is_iterator
-from shardtensor.spmd.scheduling.mapped_program import current
+from shardtensor.spmd.scheduling import mapped_program
 
 AxisName = str | tuple[str, ...]
 """The name of an axis, or several names that form one axis, the first being the major one."""
@@ -112,18 +112,18 @@ def axis_position(
         ArgumentTypeError: ``axis_name`` is neither a name nor a tuple of names; ``groups`` are not lists of indices.
         ArgumentError: the groups do not contain every index exactly once.
     """
-    program = current()
+    program = mapped_program.CURRENT.get()
     if program is None:
         raise ShardingError(
             f"{caller}: there is no mapped function around this call; it runs inside of st.shard_map, or of st.pmap "
             "and st.smap with an axis_name"
         )
-    name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
-    if not isinstance(name, str) and not (isinstance(name, tuple) and all(isinstance(n, str) for n in name)):
-        raise ArgumentTypeError(f"{caller}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
-    if in_mesh_order and isinstance(name, tuple):
-        order = {axis: d for d, axis in enumerate(program.run.axes)}
-        name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
+    name = axis_name
+    if type(name) is not str:
+        name = _checked_name(caller, name)
+        if in_mesh_order and isinstance(name, tuple):
+            order = {axis: d for d, axis in enumerate(program.run.axes)}
+            name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
     position = program.positions.get(name)
     if position is None:
         names, axes = name if isinstance(name, tuple) else (name,), program.run.axes
@@ -132,6 +132,13 @@ def axis_position(
         position = _position(axes, program.run.extents, names, program.coordinates)
         program.positions[name] = position
     return position if groups is None else _grouped(caller, position, groups)
+
+
+def _checked_name(caller: str, name: Any) -> AxisName:
+    name = tuple(name) if isinstance(name, list) else name
+    if not isinstance(name, str) and not (isinstance(name, tuple) and all(isinstance(n, str) for n in name)):
+        raise ArgumentTypeError(f"{caller}: axis_name is {name!r:.60}; wanted the name of an axis, or a tuple of names")
+    return name
 
 
 def _check_names(caller: str, names: tuple[str, ...], axes: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardtensor.backend.device import Device
@@ -50,7 +50,7 @@ def read_all(numbers: Sequence[HostNumbers]) -> None:
         one.arrays = [next(copies) for _ in one.arrays]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CollectiveCall:
     """A collective call of a program. The descriptions and details of the calls of one rendezvous must be equal.
 
@@ -65,12 +65,12 @@ class CollectiveCall:
     """
 
     description: str
-    key: Hashable = field(compare=False)
-    size: int = field(compare=False)
-    work: Work = field(compare=False)
+    key: Hashable
+    size: int
+    work: Work
     details: tuple[tuple[str, Any], ...] = ()
-    key_at: Callable[[tuple[int, ...]], Any] | None = field(default=None, compare=False)
-    across: Across | None = field(default=None, compare=False)
+    key_at: Callable[[tuple[int, ...]], Any] | None = None
+    across: Across | None = None
 
     def beside(self, other: CollectiveCall) -> tuple[str, str, str]:
         """Describes both calls by the first property in which they differ, and what all devices have to do instead."""

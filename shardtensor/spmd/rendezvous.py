@@ -14,6 +14,7 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, in_job
 from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
+from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import array_on
@@ -65,9 +66,13 @@ def rendezvous(
     program = mapped_program.CURRENT.get()
     assert program is not None  # `axis_position` raises outside of programs.
     form = None if type(x) is np.ndarray else form_of(x)  # The common case takes no traversal.
-    mine = [_contribution(leaf, program, caller, "x", scalars) for leaf in (leaves(x) if form is not None else (x,))]
-    kinds: Any = [_kind(leaf, alike) for leaf in mine]
-    compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
+    if form is None:
+        mine = [_contribution(x, program, caller, "x", scalars)]
+        kinds: Any = _kind(mine[0], alike)
+    else:
+        mine = [_contribution(leaf, program, caller, "x", scalars) for leaf in leaves(x)]
+        kinds = [_kind(leaf, alike) for leaf in mine]
+    compared = (("a tree", form), ("x", kinds), *details)
 
     def results_of(communicator_of: Any, groups: Any, leaves_of: Any, lent: Any) -> Sequence[Any]:
         columns = [_column(communicator_of, groups, column, lent, body) for column in zip(*leaves_of, strict=True)]
@@ -230,6 +235,14 @@ def _contribution(leaf: Any, program: Program, caller: str, name: str, scalars: 
         return leaf
     (device,) = devices
     backend = backend_of(device)
+    if (
+        type(leaf) is np.ndarray
+        and backend.on_host
+        and leaf.dtype.kind in _NUMBERS
+        and program.communicator is ArrayCommunicator
+        and backend.is_array(leaf)
+    ):
+        return leaf  # The common case.
     on_host = not backend.is_array(leaf)
     is_tensor = isinstance(leaf, ShardedTensor)
     if on_host and not is_tensor and not isinstance(leaf, (np.ndarray, np.generic)) and type(leaf) not in SCALARS:
@@ -247,6 +260,10 @@ def _contribution(leaf: Any, program: Program, caller: str, name: str, scalars: 
     if is_tensor:
         return array_on(leaf, device, caller)
     return backend.from_host(array, device) if on_host else array
+
+
+_NUMBERS = frozenset("biufc")
+"""The kinds of NumPy's dtypes whose elements are numbers."""
 
 
 def _named(x: Any) -> str:

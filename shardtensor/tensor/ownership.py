@@ -239,21 +239,25 @@ class Lent(NamedTuple):
         return storage
 
 
-def lend_storage(storage: Storage, backend: Backend) -> Lent:
-    """Hands the array of a storage that has only one to a mapped function, and records its lease.
+def lend_storages(storages: Sequence[Storage], backend: Backend) -> list[Lent]:
+    """Hands the arrays of storages that have only one each to mapped functions, and records their leases.
 
-    The caller publishes the tensor (see `reading`) until the results of the function have storages.
+    The caller publishes the tensors (see `reading`) until the results of the functions have storages.
     """
-    (array,) = storage.buffers
-    exported, its_lease = backend.lend(array)
-    leases = storage.leases[0] if storage.leases else None
-    if leases is None:
-        return _lent((exported, array, None, None))
-    leases.append(its_lease or never_ends)
-    n = len(leases)
-    if n >= 8 and not n & (n - 1):
-        _remove_ended(leases)
-    return _lent((exported, array, storage, leases))
+    lend, result = backend.lend, []
+    for storage in storages:
+        (array,) = storage.buffers
+        exported, its_lease = lend(array)
+        leases = storage.leases[0] if storage.leases else None
+        if leases is None:
+            result.append(_lent((exported, array, None, None)))
+            continue
+        leases.append(its_lease or never_ends)
+        n = len(leases)
+        if n >= 8 and not n & (n - 1):
+            _remove_ended(leases)
+        result.append(_lent((exported, array, storage, leases)))
+    return result
 
 
 _new: Callable[[type[Storage]], Storage] = object.__new__
@@ -387,18 +391,26 @@ def is_new(result: Storage, operands: Sequence[Any]) -> bool:
     return True
 
 
-def part_storages(storage: Any, parts: Sequence[Any]) -> list[Storage]:
-    """Returns a new storage of each array, all of which are parts of the arrays of a storage.
+def link_parts(storage: Any, tensors: Sequence[Any]) -> None:
+    """Records that new tensors of one array each have parts of the memory of a storage: of its only array, or each of
+    them that of one device, in mesh order.
 
-    The caller publishes the tensor that has the storage. Where it has several arrays, the leases are left to `track`.
+    The caller publishes the tensor that has the storage. Where it is unknown what holds the memory, `track` records it.
     """
-    leases = storage.leases[0] if type(storage) is Storage and len(storage.leases) == 1 else None
-    if leases is None:
-        return [Storage((part,)) for part in parts]
-    storages = [Storage((part,), (leases,)) for part in parts]
+    if type(storage) is not Storage or len(storage.leases) not in (1, len(tensors)):
+        return
+    storages, origin = [x._storage for x in tensors], weakref.ref(storage)
     with _linking:
-        _add(leases, weakref.ref(storage), *map(weakref.ref, storages))
-    return storages
+        if len(storage.leases) == 1:
+            for part in storages:
+                part.leases = storage.leases
+            if (leases := storage.leases[0]) is not None:
+                _add(leases, origin, *map(weakref.ref, storages))
+            return
+        for part, leases in zip(storages, storage.leases, strict=True):
+            part.leases = (leases,)
+            if leases is not None:
+                _add(leases, origin, weakref.ref(part))
 
 
 def track(entry: list[Any], result: Any) -> None:
@@ -410,6 +422,8 @@ def track(entry: list[Any], result: Any) -> None:
         result: a tensor, or a pytree of tensors and other objects.
     """
     results = [result] if hasattr(result, "_storage") else _tensors((result,))
+    if len(results) > 1 and _are_linked(results, entry[0]):  # For one result, what follows takes fewer calls.
+        return
     if len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
         for x in results:
             x._storage.leases = x._storage.leases or ([],)
@@ -429,8 +443,12 @@ def track(entry: list[Any], result: Any) -> None:
             unknown.append(x)
     if not unknown:
         return
-    held = [pair for base in bases for pair in _arrays_of(base._storage)]
-    arrays = {id(array): source for array, source in held}
+    held, arrays = [base._storage for base in bases], dict[int, Source]()
+    for storage in held:
+        if type(storage) is Storage and len(storage.buffers) == 1 == len(storage.leases):  # The common case.
+            arrays[id(storage.buffers[0])] = [storage, storage.leases[0]]
+        else:
+            arrays |= {id(array): source for array, source in _arrays_of(storage)}
     sources: Sources | None = None
     for x in unknown:
         storage = x._storage
@@ -441,6 +459,16 @@ def track(entry: list[Any], result: Any) -> None:
             memory_of_array = x._aval.backend.memory_of
             origins = [_source(sources, memory_of_array(array), storage) for array in storage.buffers]
         _link(storage, x._aval, origins)
+
+
+def _are_linked(results: Sequence[Any], operands: Any) -> bool:
+    """Whether each result has a storage of its own, for which the operator has recorded already what it shares."""
+    storages = [x._storage for x in results]
+    for storage in storages:
+        if type(storage) is not Storage or not storage.leases:
+            return False
+    known = {id(getattr(x._storage, "base", x)._storage) for x in _tensors(operands)}
+    return len(known.union(map(id, storages))) == len(known) + len(storages)
 
 
 def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:

@@ -122,7 +122,10 @@ def map_items(function: Callable[[Any], Any], x: Any) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, from left to right."""
-    return [tree] if type(tree) in LEAF_TYPES else _flat(tree)[0]
+    if type(tree) in LEAF_TYPES:
+        return [tree]
+    # A list of leaves, such as one of shards, takes no call of optree.
+    return list(tree) if type(tree) is list and LEAF_TYPES.issuperset(map(type, tree)) else _flat(tree)[0]
 
 
 class Form:
@@ -245,9 +248,8 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
         ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
             ``of``.
     """
-    entries = items_of(prefix)
-    if entries is None:
-        return [prefix] * len(leaves(tree))
+    if type(prefix) in LEAF_TYPES or (entries := items_of(prefix)) is None:
+        return [prefix] * (1 if type(tree) in LEAF_TYPES else len(leaves(tree)))
     there = items_of(tree)
     if there is None:
         raise ArgumentError(f"{what} is {type_text(prefix)} of {len(entries)}, and {of} is a leaf")

@@ -31,6 +31,8 @@ from shardtensor.host import blas_threads, blockwise, memory_pool, signals, thre
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.threads import each
 from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
+from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.scheduling.scheduler import run
 from tests.conftest import Late
 from tests.draws import drawn
 from tests.layouts import strided
@@ -510,6 +512,23 @@ def test_each_in_programs(four: None) -> None:
 
     made = in_time(lambda: st.pmap(program, [np.full(1, float(k)) for k in range(6)], axis_name="i"), 60)
     assert [float(m) for m in made] == [(15 + 120 + 1.0) * LARGE] * 6
+
+
+def test_a_collective_is_divided_over_threads_while_those_of_the_map_wait(four: None) -> None:
+    in_programs, in_sum = threading.Barrier(4), threading.Barrier(4)
+
+    def work(contributions: list[Any]) -> Sequence[Any]:
+        each(lambda k: in_sum.wait(5), 4)
+        return [sum(contributions)] * 8
+
+    call = CollectiveCall("a sum", "key", 8, work)
+
+    def task(program: Any) -> Any:
+        if program.number < 4:
+            in_programs.wait(5)  # Each thread has one of these programs.
+        return program.meet(call, program.number, 1)
+
+    assert in_time(lambda: run([task] * 8, list("01234567"), helper_delay=0.0), 20) == [8] * 8
 
 
 def test_helpers_run_in_a_copy_of_the_callers_context(four: None) -> None:

@@ -657,6 +657,23 @@ def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
     assert_close(values_of(total), fold(np.add, blocks), True)
 
 
+def test_views_of_the_result_of_a_collective_are_what_programs_returned() -> None:
+    """The whole result is stored once for all programs; any other view of its memory as it is."""
+    total, mesh = np.arange(6.0) * 3, mesh_of((3,), "numpy")
+
+    def reshaped(x: Any) -> Any:
+        return x.reshape(2, 3)
+
+    for view in (lambda x: x, lambda x: x[::-1], lambda x: x[1:], reshaped, lambda x: np.broadcast_to(x[2:3], 6)):
+        f = st.pmap(lambda x, view=view: view(st.psum(x, "i")), axis_name="i")
+        parts = f([st.device_put(np.arange(6.0), device) for device in mesh.flat])
+        for part in parts:
+            assert_close(values_of(part), view(total), True)
+        assert len({id(part._storage.buffers[0]) for part in parts}) == (1 if view(total) is total else 3)
+        parts[0][...] = -1
+        assert_close(values_of(parts[1]), view(total), True)
+
+
 def test_adopted_results_are_independent_values(backend: str) -> None:
     """Several tensors share the memory of one result; a write to one of them is not visible in the others."""
     mesh = mesh_of((4,), backend)

@@ -900,6 +900,17 @@ def test_errors_say_which_mesh_lacks_an_axis() -> None:
         mapped(st.device_put(np.ones(4), mesh), body=lambda x: st.reshard(x, st.P("x")))
 
 
+def test_specs_are_checked_on_each_mesh_that_is_in_use() -> None:
+    f = st.shard_map(lambda x: x + st.axis_size("x"), in_specs=st.P("x"), out_specs=st.P("x"))
+    for sizes, names in (((2,), ("x",)), ((4,), ("x",)), ((2, 2), ("x", "y")), ((2,), ("y",)), ((2,), ("x",))):
+        with st.use_mesh(st.make_mesh(sizes, names)):
+            if "x" in names:
+                assert f(np.zeros(4)).tolist() == [sizes[0]] * 4
+            else:
+                with pytest.raises(st.ShardingError, match=r"in_specs has P\('x'\).*the mesh in use has \('y',\)"):
+                    f(np.zeros(4))
+
+
 def test_a_scalar_result_that_is_to_be_joined_names_the_remedies() -> None:
     x = st.device_put(np.ones(4), mesh_of((2, 2), "numpy"))
     with pytest.raises(st.AxisError, match=r"shape \(\), and .*st\.psum and st\.P\(\).*keepdims=True"):

@@ -49,6 +49,7 @@ TREES: dict[str, tuple[Any, list[Any], list[str]]] = {
     "OrderedDict": (OrderedDict(b=1, a=2), [1, 2], ["t['b']", "t['a']"]),
     "defaultdict": (defaultdict(list, {"b": 1, "a": [2]}), [2, 1], ["t['a'][0]", "t['b']"]),
     "list": ([1, (2, None)], [1, 2, None], ["t[0]", "t[1][0]", "t[1][1]"]),
+    "list of leaves": ([1, None, "a"], [1, None, "a"], ["t[0]", "t[1]", "t[2]"]),
     "named tuple": (Pair(1, [2]), [1, 2], ["t.first", "t.second[0]"]),
     "deque": (deque([1, 2]), [1, 2], ["t[0]", "t[1]"]),
     "empty": ([{}, ()], [], []),

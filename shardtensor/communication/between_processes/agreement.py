@@ -177,11 +177,14 @@ class Agreement:
         Raises:
             DistributedError: the processes do not agree, one of them has failed, ended or not come in time.
         """
-        with self._exclusive(call):
+        self._acquire(call)  # Not by `_exclusive`: a generator takes longer than the rest of this method.
+        try:
             if len(record) <= SHORT:
-                return [reply[: len(record)] for reply in self._agree(call, record)]
+                return self._agree(call, record)
             self._agree(call)
             return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
+        finally:
+            self._lock.release()
 
     def gather_texts(self, call: str, text: str) -> list[str]:
         """Returns the texts of all processes, in order.
@@ -345,12 +348,16 @@ class Agreement:
 
     @contextlib.contextmanager
     def _exclusive(self, call: str) -> Iterator[None]:
-        if self.broken or self._is_others() or not self._lock.acquire(blocking=False):
-            self._refuse(call)
+        self._acquire(call)
         try:
             yield
         finally:
             self._lock.release()
+
+    def _acquire(self, call: str) -> None:
+        """Acquires the lock for a call, or refuses the call."""
+        if self.broken or self._is_others() or not self._lock.acquire(blocking=False):
+            self._refuse(call)
 
     def _is_others(self) -> bool:
         """Whether another thread is in a call of several exchanges."""
@@ -375,20 +382,20 @@ class Agreement:
         )
 
     def _compare(self, state: State, failure: BaseException | None = None, record: bytes = b"") -> list[bytes]:
-        """Compares the headers of all processes, and returns the records that follow them, filled up to `SHORT` bytes.
+        """Compares the headers of all processes, and returns the records that follow them.
 
         Raises:
             DistributedError: they differ, or do not all come in time.
         """
         self._hash_noted()
         self._sequence += 1
-        own = Header(self._sequence, self._calls, self._hash.digest(), state)
-        packed = _HEADER.pack(*own)
+        packed = _HEADER.pack(self._sequence, self._calls, self._hash.digest(), state)
         sent = packed + record.ljust(SHORT, b"\0")
         rows = self._engine_call(lambda deadline: self.engine.agree(sent, deadline))
-        packed_headers = [row[: len(packed)] for row in rows]
-        if all(header == packed for header in packed_headers) and state is not State.FAILED:
-            return [row[len(packed) :] for row in rows]
+        packed_headers = [row[: _HEADER.size] for row in rows]
+        if packed_headers.count(packed) == len(rows) and state is not State.FAILED:
+            end = _HEADER.size + len(record)
+            return [row[_HEADER.size : end] for row in rows]
         place, function = (place_of(failure), "") if failure else user_call()
         calls = {n: (digest.hex(), text) for n, digest, text in self._last_calls()}
         report = Report(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.all_reduce import Group
@@ -32,15 +31,12 @@ class SpanningCommunicator(ArrayCommunicator):
         self._here = [k for k, device in enumerate(devices) if not is_remote(device)]
         first = {process_of(device): k for k, device in reversed(list(enumerate(devices)))}
         self._first = [first[process_of(device)] for device in devices]
+        # The backend of arrays of several processes.
+        self._spanning = next(b for b, d in zip(self.backends, devices, strict=True) if is_remote(d))
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """See `Communicator`."""
         return self._spanning.dtype_of(array)
-
-    @property
-    def _spanning(self) -> Backend:
-        """The backend of arrays of several processes."""
-        return next(b for b, d in zip(self.backends, self.devices, strict=True) if is_remote(d))
 
     def _all_reduce(self, arrays: Sequence[Any], ufunc: str, mean: bool, group: Group) -> list[Any]:
         known = self._spanning

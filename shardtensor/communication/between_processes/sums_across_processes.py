@@ -188,8 +188,8 @@ def all_reduce_across(
         arrived = iter(carrier.cross(list(itertools.chain.from_iterable(messages))))
         for job, sent in zip(some, messages, strict=True):
             job.combine(number, list(itertools.islice(arrived, len(sent))))
-        parts = [part for job in some for part in job.shares(number)]
-        carrier.cross([part[:3] for part in parts], [part[3] for part in parts])
+        if parts := [part for job in some for part in job.shares(number)]:
+            carrier.cross([part[:3] for part in parts], [part[3] for part in parts])
     results: dict[int, Any] = {}
     for job in jobs:
         results |= job.results()

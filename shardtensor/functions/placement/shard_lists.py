@@ -25,9 +25,9 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.identity import identity_of
 from shardtensor.tensor.operands import as_operand, host_array
-from shardtensor.tensor.ownership import part_storages, reading
+from shardtensor.tensor.ownership import link_parts, reading
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 _DERIVATIVES = "of_lists"
@@ -99,11 +99,12 @@ def split_over(x: ArrayLike, /, axes: Chain, *, drop: int | None = None) -> list
 def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[ShardedTensor]:
     storage, parts = x._storage, _parts_over(x._aval, axes, drop)
     arrays = shard_arrays(x) if drop is None else _views(x, (slice(None),) * drop + (0,))
-    if len(parts) == len(arrays) and x._storage is storage:  # Another thread may have written x meanwhile.
-        storages = part_storages(storage, [arrays[k] for (k,), _ in parts])
+    if len(parts) == len(arrays):
+        tensors = [tensor_of(value, (arrays[k],)) for (k,), value in parts]
+        if x._storage is storage:  # Another thread may have written x meanwhile.
+            link_parts(storage, tensors)
     else:
-        storages = [Storage(tuple([arrays[k] for k in group])) for group, _ in parts]
-    tensors = [tensor(value, storage) for (_, value), storage in zip(parts, storages, strict=True)]
+        tensors = [tensor_of(value, tuple([arrays[k] for k in group])) for group, value in parts]
     if is_common(x) and (identity := identity_of(x)):  # Maps take the parts together, which the whole identifies.
         for part in tensors:
             part._identity = identity
@@ -164,7 +165,9 @@ def unsqueeze_each(tensors: Sequence[ShardedTensor], axis: int) -> list[ShardedT
             if type(storage) is Storage and value.sharding.mesh.size == 1 and not value.offloaded:
                 with value.backend.on(value.sharding.mesh.flat[0]):
                     view = value.backend.view(storage.buffers[0], index)
-                results.append(tensor(_unsqueezed(value, axis), *part_storages(storage, (view,))))
+                result = tensor_of(_unsqueezed(value, axis), (view,))
+                link_parts(storage, (result,))
+                results.append(result)
             else:
                 results.append(unsqueeze(x, axis))
     return results

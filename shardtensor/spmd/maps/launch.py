@@ -31,7 +31,7 @@ from shardtensor.spmd.scheduling.device_context import DeviceBlock, DeviceContex
 from shardtensor.spmd.scheduling.mapped_program import ExecutionContext, Failed, Program, around
 from shardtensor.spmd.scheduling.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
-from shardtensor.tensor.ownership import READS, Lent, export, lend_storage
+from shardtensor.tensor.ownership import READS, Lent, export, lend_storages
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
@@ -216,6 +216,11 @@ class _Map:
         """Returns the arguments of each program, and the list of the arrays of tensors among them."""
         rows: list[tuple[list[Any], list[Lent]]] = [([], []) for _ in self.submeshes]
         for items, each, donated in self.columns:
+            if each and not donated and onto is _array_onto and (ones := _lent_shards(items, self.submeshes)):
+                for (arguments, lent), one in zip(rows, ones, strict=True):
+                    arguments.append(one.exported)
+                    lent.append(one)
+                continue
             # A shared argument is transferred once to each device.
             shared: dict[Mesh, tuple[Any, list[Lent]]] = {}
             for i, (submesh, (arguments, lent)) in enumerate(zip(self.submeshes, rows, strict=True)):
@@ -232,7 +237,7 @@ class _Map:
                         )
                     argument, arrays = shared[submesh]
                     lent += arrays
-                elif type(item := items[i]) is ShardedTensor:  # The common case takes no traversal.
+                elif type(item := items[i]) is ShardedTensor:  # It takes no traversal.
                     argument = onto(item, submesh.flat[0], self.caller, donated, lent)
                 else:
                     argument = _onto(onto, item, submesh.flat[0], self.caller, donated, lent)
@@ -243,19 +248,19 @@ class _Map:
         """Runs one call of the function: the task of every program. Returns its result; arrays of a call on one device
         become tensors.
         """
-        i, thread = program.number, program.thread
-        here = self.places.interpreters[i]
+        i, thread, places = program.number, program.thread, self.places
+        here = places.interpreters[i]
         arguments, program.lent = self.rows[i]
         if self.specs is not None:
             program.arguments = self.specs, arguments
         self.rows[i] = None
-        program.devices = self.submeshes[i].flat
+        program.devices = places.devices[i]
         # Neither has to be restored, since the program has a context of its own.
         settle_on(self.owned[i])
-        interpret_by(None if here is None else here.apply)
+        interpret_by(places.applies[i])
         context: ExecutionContext | None = None
         if here is None or not here.stateless:
-            context = program.execution_context = self.places.blocks[i] or self._device_context(i)
+            context = program.execution_context = places.blocks[i] or self._device_context(i)
             context.enter(thread)
         elif thread.block is not None:
             thread.leave_block()
@@ -363,6 +368,8 @@ _helper_delay = attrgetter("helper_delay")
 def _shared_leaves(column: MappedArgument) -> list[Any]:
     """Returns the leaves of an argument that are declared to be the same for all calls."""
     shared: list[Any] = []
+    if column.each and type(column.items) is list and set(map(type, column.items)) == {ShardedTensor}:
+        return shared  # The common case.
     for leaf in leaves(column.items):
         if type(leaf) is Unmapped:
             shared += leaf.same
@@ -400,14 +407,28 @@ def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, len
     return map_leaves(one, tree)
 
 
+def _lent_shards(items: Sequence[Any], submeshes: Sequence[Mesh]) -> Sequence[Lent]:
+    """Hands out the arrays of all items at once; none if one of them is not a tensor that is on its device already."""
+    storages: list[Storage] = []
+    backend: Backend | None = None
+    for x, submesh in zip(items, submeshes, strict=True):
+        if type(x) is not ShardedTensor or x._aval.sharding.mesh is not submesh or submesh.size > 1:
+            return ()
+        storage, own = x._storage, x._aval.backend  # Only once, since another thread may replace the storage.
+        if type(storage) is not Storage or own is not (backend or own):
+            return ()
+        storages.append(storage)
+        backend = own
+    return lend_storages(storages, backend) if backend is not None else ()
+
+
 def _array_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
     if not donated and type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         storage = x._storage  # Only once, since another thread may replace it.
         if type(storage) is Storage:
-            one = lend_storage(storage, x._aval.backend)
-            lent.append(one)
-            return one.exported
+            lent += lend_storages([storage], x._aval.backend)
+            return lent[-1].exported
     backend = backend_of(device)
     x = located(x)
     held = [array_on(x, device, caller)]
@@ -476,7 +497,9 @@ class _Places(NamedTuple):
 
     Attributes:
         submeshes: the devices of each call. Because they are kept, no other mesh gets their identities.
+        devices: the devices of each call, in a tuple.
         interpreters: the interpreter of each call; None for a call on several devices.
+        applies: their methods ``apply``, likewise.
         blocks: for each call the block in which its device is current; None where programs do not share blocks.
         backends: the backends of the devices.
         stateful: those that have modes.
@@ -485,7 +508,9 @@ class _Places(NamedTuple):
     """
 
     submeshes: Sequence[Mesh]
+    devices: Sequence[tuple[Device, ...]]
     interpreters: Sequence[DeviceInterpreter | None]
+    applies: Sequence[Callable[..., Any] | None]
     blocks: Sequence[DeviceBlock | None]
     backends: Sequence[Backend]
     stateful: Sequence[Backend]
@@ -523,7 +548,10 @@ def _places_of(submeshes: Sequence[Mesh]) -> _Places:
     simulated = any(backend.simulated for backend in backends)
     # The backends of other processes pass the look-up of the method on.
     stateful = [b for b in backends if getattr(b.capture_modes, "__func__", None) is not Backend.capture_modes]
-    return _Places(tuple(submeshes), interpreters, blocks, backends, stateful, simulated, list(queues.values()))
+    applies = [None if here is None else here.apply for here in interpreters]
+    flat = [submesh.flat for submesh in submeshes]
+    waiting = list(queues.values())
+    return _Places(tuple(submeshes), flat, interpreters, applies, blocks, backends, stateful, simulated, waiting)
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")

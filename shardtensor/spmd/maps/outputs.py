@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import array_backend, backend_of, is_remote, is_spanning
+from shardtensor.backend.registry import array_backend, backend_of, in_job, is_remote, is_spanning
 from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.messages import bring
 from shardtensor.communication.transfer_log import Transfer, record_transfer
@@ -54,7 +54,7 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, call
         ArgumentTypeError: a leaf is not an array.
     """
     whole = []
-    columns = zip(*[leaves(tree) for tree in results], strict=True)
+    columns = [results] if _are_tensors(results) else zip(*[leaves(tree) for tree in results], strict=True)
     for column, spec, path in zip(columns, specs(results[0]), paths(results[0], "the result"), strict=True):
         whole.append(joined_leaf(column, spec, mesh, mapped, f"{caller}: {path}", check=check))
     return replaced(results[0], whole)
@@ -66,6 +66,8 @@ def same_forms(results: Sequence[Any], caller: str) -> None:
     Raises:
         ShapeError: two calls returned pytrees of different forms.
     """
+    if _are_tensors(results):
+        return
     form = form_of(results[0])
     for k, other in enumerate(results):
         if form_of(other) != form:
@@ -73,6 +75,11 @@ def same_forms(results: Sequence[Any], caller: str) -> None:
                 f"{caller}: calls 0 and {k} return pytrees of different forms, {form} and {form_of(other)}; return the "
                 "same one from each"
             )
+
+
+def _are_tensors(results: Sequence[Any]) -> bool:
+    """Whether each result is one tensor: the common case, which takes no traversal."""
+    return set(map(type, results)) == {ShardedTensor}
 
 
 def check_array(leaf: Any, what: str) -> None:
@@ -100,22 +107,27 @@ def joined_leaf(
     column: Sequence[Any], spec: PartitionSpec | None, mesh: Mesh, mapped: Chain, what: str, *, check: bool = True
 ) -> Any:
     """Joins one leaf of all results into one tensor (see `joined`); ``what`` is the name of map and leaf in errors."""
-    if all(leaf is None for leaf in column):
+    if column[0] is None and all(leaf is None for leaf in column):
         return None
     if spec is None:
         raise ArgumentError(f"{what} is {type_text(column[0])}, and out_specs says None for it; wanted a P")
     caller = what.partition(":")[0]
     rest = tuple([name for name in mesh.axis_names if name not in mapped])
     submeshes = submeshes_along(mesh, rest)
-    blocks = [_block(leaf, submesh, what, caller) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
-    first = blocks[0]
+    blocks: list[ShardedTensor] = [
+        leaf
+        if type(leaf) is ShardedTensor and leaf._aval.sharding.mesh is submesh
+        else _block(leaf, submesh, what, caller)
+        for leaf, (_, submesh) in zip(column, submeshes, strict=True)
+    ]
+    first, dimensions = blocks[0], [len(block._aval.shape) for block in blocks]
     if len(spec) > first.ndim:
         fix = "" if first.ndim else _AXIS_FOR_SCALARS
         raise AxisError(
             f"{what} has shape {first.shape}, and {spec} has entries for {counted(len(spec), 'dimension')}{fix}"
         )
-    for block in blocks:
-        if block.ndim != first.ndim:
+    for block, ndim in zip(blocks, dimensions, strict=True):
+        if ndim != dimensions[0]:
             raise ShapeError(f"{what} has shapes {first.shape} and {block.shape} on {first.device} and {block.device}")
     if check:
         _check_equal(blocks, spec, mesh, mapped, what, caller)
@@ -165,7 +177,7 @@ def _check_equal(
     twins = _twins(spec, mesh, mapped)
     if not twins:
         return
-    spans = is_spanning(mesh.flat)
+    spans = in_job() and is_spanning(mesh.flat)
     if spans:
         from shardtensor.spmd.maps.maps_across_processes import (  # Programs of one process do not need it.
             note_equal,

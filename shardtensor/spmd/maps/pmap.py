@@ -229,6 +229,9 @@ class _Pmap:
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
+        if self._devices is None and set(map(type, call.lists[0])) == {ShardedTensor}:  # The first list is decisive.
+            there = [item._aval.sharding.mesh for item in call.lists[0]]
+            return there, there
         meshes: list[Mesh | None] = [None] * count
         for column in call.lists if self._devices is None else ():
             meshes = [

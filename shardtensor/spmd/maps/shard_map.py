@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Unpack, overload
 
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
@@ -130,12 +130,47 @@ def shard_map(
     _check_specs(out_specs, "out_specs", "a result that is None")
     names = _mapped_names(axis_names)
 
+    @functools.lru_cache(_KEPT)
+    def calls_on(here: Mesh, over: Chain) -> _Calls:
+        for what, specs in (("in_specs", None if in_specs is _OWN else in_specs), ("out_specs", out_specs)):
+            for spec in leaves(specs):
+                _check_axes(spec, here, over, what, mesh is not None)
+        return _calls_of(here, over)
+
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        here, over = _mesh_here(mesh or default_mesh(), names, mesh is not None)
-        return _run(f, args, here, over, in_specs, out_specs, check_vma, strict_specs, mesh is not None)
+        calls = calls_on(*_mesh_here(mesh or default_mesh(), names, mesh is not None))
+        return _run(f, args, calls, in_specs, out_specs, check_vma, strict_specs)
 
     return mapped
+
+
+_KEPT = 64
+"""The number of meshes for which a mapped function keeps its calls."""
+
+
+class _Calls(NamedTuple):
+    """The calls of a mapped function on a mesh.
+
+    Attributes:
+        mesh: all devices.
+        over: the mapped axes.
+        submeshes: the devices of each call.
+        names, sizes: the mapped axes in the order of the mesh, and their sizes.
+    """
+
+    mesh: Mesh
+    over: Chain
+    submeshes: Sequence[Mesh]
+    names: Sequence[str]
+    sizes: Sequence[int]
+
+
+def _calls_of(mesh: Mesh, over: Chain) -> _Calls:
+    rest = tuple([name for name in mesh.axis_names if name not in over])
+    names = [name for name in mesh.axis_names if name in over]
+    submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
+    return _Calls(mesh, over, submeshes, names, [mesh.shape[name] for name in names])
 
 
 def _mapped_names(axis_names: Any) -> Chain | None:
@@ -150,18 +185,14 @@ def _mapped_names(axis_names: Any) -> Chain | None:
 def _run(
     f: Callable[..., Any],
     args: tuple[Any, ...],
-    mesh: Mesh,
-    over: Chain,
+    calls: _Calls,
     in_specs: Any,
     out_specs: Any,
     check: bool,
     strict: bool,
-    is_given: bool,
 ) -> Any:
+    mesh, over, submeshes, names, sizes = calls
     own = in_specs is _OWN
-    for what, specs in (("in_specs", None if own else in_specs), ("out_specs", out_specs)):
-        for spec in leaves(specs):
-            _check_axes(spec, mesh, over, what, is_given)
     prefix = [None] * len(args) if own else _prefix(in_specs, args)
     columns, rows = [], []
     for i, (argument, spec) in enumerate(zip(args, prefix, strict=True)):
@@ -171,14 +202,9 @@ def _run(
         )
         columns.append(_column(argument, specs, mesh, over, what, strict))
         rows.append(specs)
-    rest = tuple([name for name in mesh.axis_names if name not in over])
-    submeshes = [submesh for _, submesh in submeshes_along(mesh, rest)]
-    order = [name for name in mesh.axis_names if name in over]
     function = WithSpecs(f)
     function.specs = rows
-    results = map_shards(
-        columns, function, submeshes, submeshes, "shard_map", order, [mesh.shape[name] for name in order]
-    )
+    results = map_shards(columns, function, submeshes, submeshes, "shard_map", names, sizes)
 
     same_forms(results, "shard_map")
 
@@ -209,6 +235,8 @@ def _own_specs(argument: Any, mesh: Mesh, over: Chain, what: str) -> list[Partit
 
 def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: str, strict: bool) -> MappedArgument:
     """Returns an argument for all calls: its blocks, or the argument itself where no leaf is an array to be split."""
+    if type(argument) is ShardedTensor and specs[0] is not None:  # The common case takes no traversal.
+        return MappedArgument(_blocks(argument, specs[0], mesh, over, what, strict), True)
     rows: list[list[ShardedTensor] | None] = []
     values = leaves(argument)
     for leaf, spec, path in zip(values, specs, paths(argument, what), strict=True):
@@ -311,7 +339,6 @@ def _axes_of(mesh: Mesh, is_given: bool) -> str:
     return f"no mesh is given or set (mesh=, st.set_mesh), and the default one has {mesh.axis_names}"
 
 
-@functools.lru_cache(1024)
 def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str, is_given: bool) -> None:
     for axis in () if spec is None else spec.axes:
         if axis not in over:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError
-from shardtensor.host.signals import hear
+from shardtensor.host.signals import hear, missed
 from shardtensor.spmd.collective_call import CollectiveCall
 from shardtensor.spmd.scheduling.workers import depth_of
 
@@ -227,8 +227,6 @@ class MapRun:
 
     def coordinates(self, number: int) -> tuple[int, ...]:
         """Returns the position of a program along the axes of this map and of those around it."""
-        if len(self.sizes) == 1 and self.parent is None:
-            return (number,)
         at = []
         for size in reversed(self.sizes):
             number, index = divmod(number, size)
@@ -333,13 +331,18 @@ class Program:
     @property
     def coordinates(self) -> tuple[int, ...]:
         """The position of the program along ``run.axes``."""
-        return self.run.coordinates(self.number)
+        run = self.run
+        return (self.number,) if run.parent is None and len(run.sizes) == 1 else run.coordinates(self.number)
 
     def is_running(self) -> bool:
         """Whether the caller is the program itself; False in another thread that has a copy of its context, and after
         the program's end.
         """
-        return self.thread.running is self and self.thread.is_here()
+        thread = self.thread
+        if thread.running is not self:
+            return False
+        # All workers are greenlets of the thread's main one; the program may have started others.
+        return thread.current().parent is thread.main or thread.is_here()
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -378,7 +381,8 @@ class Program:
                 result = self._pause(None, scheduler.complete, result, results)[position]
         finally:
             self.thread.inside = True
-        hear()
+        if missed:
+            hear()
         return result
 
     def await_run(self, run: MapRun) -> None:

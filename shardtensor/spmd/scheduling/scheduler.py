@@ -333,7 +333,7 @@ class Scheduler:
         rendezvous = self.pending_rendezvous.get(call.key)
         if rendezvous is None:
             rendezvous = self.pending_rendezvous[call.key] = Rendezvous(call)
-        elif call != rendezvous.call:
+        elif call.details != rendezvous.call.details or call.description != rendezvous.call.description:
             raise CollectiveError(disagreement(program, call, rendezvous))
         rendezvous.members[position] = program
         rendezvous.contributions[position] = contribution
@@ -350,7 +350,9 @@ class Scheduler:
         """Resumes the programs of a rendezvous with the results that a program has computed."""
         for member, result in zip(rendezvous.arrived, results, strict=True):
             if member is not program:
-                self.resume(member, result)
+                self._mark_ready(member, result)
+        if self._changed:
+            self._changed.notify_all()
         program.result = results
         return True
 
@@ -391,13 +393,16 @@ class Scheduler:
             self._changed.notify_all()
 
     def resume(self, program: Program, result: Any) -> None:
-        """Marks a suspended program as ready to continue with a result."""
+        """Marks a suspended program as ready to continue with a result, and wakes the threads that wait."""
+        self._mark_ready(program, result)
+        if self._changed:
+            self._changed.notify_all()
+
+    def _mark_ready(self, program: Program, result: Any) -> None:
         program.pending = None
         program.result = result
         program.thread.ready.append(program)
         self._ready += 1
-        if self._changed:
-            self._changed.notify_all()
 
     def release(self, program: Program, error: BaseException) -> None:
         """Marks a suspended program as ready to continue with an error, which becomes secondary."""
@@ -511,6 +516,8 @@ class _Helpers(threads.Helpers):
     """The helper threads of a map. Each thread gets its share of the cores for BLAS; otherwise every BLAS call would
     start as many threads as there are cores.
     """
+
+    waits = True
 
     def __init__(self, count: int) -> None:
         super().__init__()
