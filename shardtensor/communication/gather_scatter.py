@@ -98,10 +98,12 @@ class GatherPlan(RecordedPlan):
         ordered = keys[order]
         cuts = (np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()
         runs = [_overlaps(offsets[d], a, b) for d, (a, b) in zip(self.others, want.rest, strict=True)]
-        for begin, end in itertools.pairwise([0, *cuts, len(order)]):
-            rows = order[begin:end]
-            mine = {d: int(p[rows[0]]) for d, p in zip(self.dims, parts, strict=True)}
-            index = [c[rows] - offsets[d][mine[d]] for d, c in zip(self.dims, want.coordinates, strict=True)]
+        firsts = order[[0, *cuts]]
+        holding = list(zip(*[part[firsts].tolist() for part in parts], strict=True))
+        local = [(c - offsets[d][part])[order] for d, c, part in zip(self.dims, want.coordinates, parts, strict=True)]
+        for held, begin, end in zip(holding, [0, *cuts], [*cuts, len(order)], strict=True):
+            rows, mine = order[begin:end], dict(zip(self.dims, held, strict=True))
+            index = [indices[begin:end] for indices in local]
             for combination in itertools.product(*runs):
                 for d, (part, *_) in zip(self.others, combination, strict=True):
                     mine[d] = part
