@@ -17,6 +17,7 @@ gives: they differ from LAPACK's, which are not unique either.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.value import Aval, aval
 
 _BLOCK = 1 << 16
 """Elements of the blocks of rows that NumPy factorizes one after the other, which stay in the cache."""
@@ -53,6 +54,12 @@ def _is_long(x: Any, along: int, across: int) -> bool:
     """Whether x is a tensor of matrices that are split along one dimension, of which each device has at least as many
     elements as the other dimension has.
     """
+    return isinstance(x, ShardedTensor) and _is_long_of(x._aval, along, across)
+
+
+@functools.lru_cache(1024)
+def _is_long_of(x: Aval, along: int, across: int) -> bool:
+    """Returns `_is_long` of a tensor of that aval."""
     if not is_factorized(x) or not splits_matrices(x):
         return False
     chains = x.sharding.spec.chains_of(x.ndim)
@@ -61,8 +68,8 @@ def _is_long(x: Any, along: int, across: int) -> bool:
 
 
 def is_factorized(x: Any) -> bool:
-    """Whether x is a tensor of matrices of a dtype that LAPACK factorizes."""
-    return isinstance(x, ShardedTensor) and x.ndim >= 2 and is_solvable(x.dtype)
+    """Whether x is a tensor, or the aval of one, of matrices of a dtype that LAPACK factorizes."""
+    return isinstance(x, (ShardedTensor, Aval)) and x.ndim >= 2 and is_solvable(x.dtype)
 
 
 def is_solvable(dtype: np.dtype[Any]) -> bool:
@@ -70,7 +77,7 @@ def is_solvable(dtype: np.dtype[Any]) -> bool:
     return dtype.char in "fdFD" or dtype.kind in "biu"
 
 
-def splits_matrices(x: ShardedTensor) -> bool:
+def splits_matrices(x: ShardedTensor | Aval) -> bool:
     """Whether the last two dimensions are split, and no other dimension can take the split."""
     *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
     parts = math.prod([x.sharding.mesh.shape[a] for a in (*rows, *columns)])

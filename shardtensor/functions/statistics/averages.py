@@ -6,6 +6,7 @@ sharding.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -164,7 +165,7 @@ def cov(
         if len(shape_of(part)) > 2:
             raise ShapeError(f"cov: {name} has {counted(len(shape_of(part)), 'dimension')}; wanted one or two")
     if dtype is None:
-        dtype = np.result_type(*[result_type(part) for part in parts], np.float64)
+        dtype = _at_least_double(*[result_type(part) for part in parts])
     in_rows = [rowvar or (k == 1 and shape_of(part)[:1] == (1,)) for k, part in enumerate(parts)]
     sizes = [_numbers(shape_of(part), rows) for part, rows in zip(parts, in_rows, strict=True)]
     variables, count = sizes[0]
@@ -174,9 +175,15 @@ def cov(
         raise ShapeError(f"cov: y has {counted(sizes[-1][1], 'observation')}; wanted as many as m has, {count}")
     weights = _observation_weights(fweights, aweights, count)
     freedom = (0 if bias else 1) if ddof is None else int(ddof)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.true_divide(1, _divisor(count, weights, aweights, freedom)).item()
+    divisor = _divisor(count, weights, aweights, freedom)
+    factor = 1 / divisor if divisor else math.inf
     return _covariance(parts, in_rows, weights, factor, dtype)
+
+
+@functools.lru_cache(1024)
+def _at_least_double(*dtypes: Any) -> np.dtype[Any]:
+    """Returns the dtype to which dtypes are promoted, float64 at least."""
+    return np.result_type(*dtypes, np.float64)
 
 
 def _numbers(shape: tuple[int, ...], rowvar: bool) -> tuple[int, ...]:
@@ -224,14 +231,14 @@ def _observation_weights(fweights: Any, aweights: Any, count: int) -> Any:
     return product
 
 
-def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> Any:
+def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> float:
     """Returns the number by which sums of products are divided, 0 where there are too few observations."""
     total = count if weights is None else weights.sum()
     lost = ddof * (weights * on_host(aweights)).sum() / total if aweights is not None and ddof else ddof
-    divisor = np.float64(total - lost)
+    divisor = float(total - lost)
     if divisor <= 0:
         warn_caller("Degrees of freedom <= 0 for slice")
-        return np.float64(0.0)
+        return 0.0
     return divisor
 
 
