@@ -198,12 +198,13 @@ def _covariance(parts: list[Any], in_rows: list[bool], weights: Any, factor: flo
     """Returns the sums of products of the deviations of variables, multiplied by a factor."""
     variables = [_variables(part, rows, dtype) for part, rows in zip(parts, in_rows, strict=True)]
     observed = variables[0] if len(variables) == 1 else concat(variables, axis=0)
-    centered = subtract(observed, expand_dims(average(observed, 1, weights), axis=1))
+    centered = subtract(observed, average(observed, 1, weights, keepdims=True))
     other = centered if weights is None else multiply(centered, weights)
     with np.errstate(divide="ignore", invalid="ignore"):
         right = matrix_transpose(other)
         product = multiply(matmul(centered, conj(right) if iscomplexobj(right) else right), factor)
-    return squeeze(product, axis=tuple([d for d in (0, 1) if shape_of(product)[d] == 1]))
+    single = tuple([d for d in (0, 1) if shape_of(product)[d] == 1])
+    return squeeze(product, axis=single) if single else product
 
 
 def _variables(x: Any, rowvar: bool, dtype: Any) -> Any:

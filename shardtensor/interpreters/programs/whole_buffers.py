@@ -174,10 +174,12 @@ class BufferProgram:
 
     def _is_new(self, array: Any, buffers: Sequence[Any]) -> bool:
         """Whether the memory of an array is neither that of an input nor that of a constant, as `track` would find."""
+        held = [*[buffers[k] for k in self._inputs], *self.constants]
+        if array.base is None and array.flags.owndata and all(x.base is None for x in held if type(x) is np.ndarray):
+            return all(x is not array for x in held)
         memory = memory_of(array)
         if memory is None:
             return False
-        held = [*[buffers[k] for k in self._inputs], *self.constants]
         return all(type(x) is not np.ndarray or memory_of(x) != memory for x in held)
 
     def _compute(self, steps: Sequence[_Step], tensors: list[Any], buffers: list[Any]) -> None:
