@@ -315,10 +315,14 @@ def tiny_expressions(xp: Any, place: Callable[[Any], Any], overlap: Callable[[An
 
 
 def tiny_shardtensor_cases() -> dict[str, harness.Case]:
-    """Returns the tiny cases of shardtensor, on the default backend, whose devices have separate memories."""
+    """Returns the tiny cases of shardtensor on devices with separate memories; see `separate_memories`."""
+    import separate_memories
+
     import shardtensor as st
 
-    rows = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
+    separate_memories.install()
+    mesh = st.make_mesh((DEVICES,), ("d",), devices=st.devices(separate_memories.NAME))
+    rows = st.NamedSharding(mesh, st.P("d"))
 
     def overlap(x: Any) -> Any:
         return st.map_overlap(lambda block: block[:-2] + block[2:], x, depth=1, boundary=0)

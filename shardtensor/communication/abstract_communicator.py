@@ -81,7 +81,7 @@ class AbstractCommunicator(Communicator):
     def _send_rows(self, arrays: Sequence[Array], into: Sequence[Array], rows: Sequence[Rows], adds: bool) -> list[Any]:
         return list(into)
 
-    def _permute(self, arrays: Sequence[Array], sources: Sequence[int | None]) -> list[Any]:
+    def _permute(self, arrays: Sequence[Array], sources: Sequence[int | None], zeros: bool) -> list[Any]:
         return [arrays[k if i is None else i] for k, i in enumerate(sources)]
 
     def _broadcast(self, arrays: Sequence[Array], source: int) -> list[Any]:

@@ -56,7 +56,8 @@ class ArrayCommunicator(Communicator):
     def settle(self) -> None:
         """See `Communicator`."""
         tokens: dict[Device, Any] = {}
-        for source, destination in sorted(self._sent):
+        sent, self._sent = self._sent, set()
+        for source, destination in sorted(sent):
             giver, taker = self.backends[source], self.backends[destination]
             if giver is taker and type(giver).record is not Backend.record:
                 there = self.devices[destination]
@@ -191,10 +192,12 @@ class ArrayCommunicator(Communicator):
                 else:
                     out[part] = piece
 
-    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
-        results = []
+    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None], zeros: bool) -> list[Any]:
+        results: list[Any] = []
         for k, i in enumerate(sources):
-            if i is None:
+            if i is None and not zeros:
+                results.append(None)
+            elif i is None:
                 with self.backends[k].on(self.devices[k]):
                     results.append(self._deliver(k, self.backends[k].xp.zeros_like(arrays[k])))
             else:

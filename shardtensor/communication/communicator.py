@@ -204,15 +204,17 @@ class Communicator(abc.ABC):
         self._announce(AllToAll, messages)
         return self._send_rows(arrays, into, (), False)
 
-    def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
-        """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
+    def permute(self, arrays: Sequence[Any], sources: Sequence[int | None], zeros: bool = True) -> list[Any]:
+        """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros, or without
+        ``zeros`` nothing: its item is then None, or any other array.
+        """
 
         def messages() -> Ints:
             pairs = [(i, k, self._nbytes(arrays[i])) for k, i in enumerate(sources) if i is not None]
             return np.array(pairs, np.int64).reshape(-1, 3).T
 
         self._announce(Permute, messages)
-        return self._permute(arrays, sources)
+        return self._permute(arrays, sources, zeros)
 
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
         """Sends the array of the device at position ``source`` to every device."""
@@ -242,7 +244,7 @@ class Communicator(abc.ABC):
     def _send_rows(self, arrays: Sequence[Any], into: Sequence[Any], rows: Sequence[Rows], adds: bool) -> list[Any]: ...
 
     @abc.abstractmethod
-    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]: ...
+    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None], zeros: bool) -> list[Any]: ...
 
     @abc.abstractmethod
     def _broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]: ...

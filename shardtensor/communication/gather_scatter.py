@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_memories import Outgoing
 from shardtensor.communication.between_processes.processes import cross, process_of
 from shardtensor.communication.messages import Message, as_dtype, exchange
 from shardtensor.communication.transfer_log import Transfer
-from shardtensor.communication.transfer_plan import RecordedPlan
+from shardtensor.communication.transfer_plan import RecordedPlan, sole_backend
 from shardtensor.sharding.layout import Grid, Ints, Shape
 
 
@@ -89,14 +91,19 @@ class GatherPlan(RecordedPlan):
         if not math.prod(want.shape):
             return
         offsets = self.source.offsets
-        parts = [np.searchsorted(offsets[d], c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)]
-        keys = np.ravel_multi_index(tuple(parts), [len(offsets[d]) - 1 for d in self.dims])
-        order = np.argsort(keys, kind="stable")
-        cuts = np.flatnonzero(np.diff(keys[order])) + 1
+        parts = [offsets[d].searchsorted(c, "right") - 1 for d, c in zip(self.dims, want.coordinates, strict=True)]
+        sizes = [len(offsets[d]) - 1 for d in self.dims]
+        keys = parts[0] if len(parts) == 1 else np.ravel_multi_index(tuple(parts), sizes)
+        order = keys.argsort(kind="stable")
+        ordered = keys[order]
+        cuts = (np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()
         runs = [_overlaps(offsets[d], a, b) for d, (a, b) in zip(self.others, want.rest, strict=True)]
-        for rows in np.split(order, cuts):
-            mine = {d: int(p[rows[0]]) for d, p in zip(self.dims, parts, strict=True)}
-            index = [c[rows] - offsets[d][mine[d]] for d, c in zip(self.dims, want.coordinates, strict=True)]
+        firsts = order[[0, *cuts]]
+        holding = list(zip(*[part[firsts].tolist() for part in parts], strict=True))
+        local = [(c - offsets[d][part])[order] for d, c, part in zip(self.dims, want.coordinates, parts, strict=True)]
+        for held, begin, end in zip(holding, [0, *cuts], [*cuts, len(order)], strict=True):
+            rows, mine = order[begin:end], dict(zip(self.dims, held, strict=True))
+            index = [indices[begin:end] for indices in local]
             for combination in itertools.product(*runs):
                 for d, (part, *_) in zip(self.others, combination, strict=True):
                     mine[d] = part
@@ -111,6 +118,8 @@ class GatherPlan(RecordedPlan):
         """Returns which of the devices that hold elements sends them to the device of the k-th request: itself, or one
         of its process, where there is one.
         """
+        if len(candidates) == 1:
+            return candidates[0]
         devices = self.source.devices
         if in_place := [j for j in candidates if devices[j] == device]:
             return in_place[0]
@@ -136,6 +145,8 @@ class GatherPlan(RecordedPlan):
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """Executes the plan: returns one array of `GatherRequest.shape` for each request."""
         itemsize = np.dtype(dtype).itemsize
+        if (backend := self._backend_of_rows(itemsize)) is not None:
+            return self._run_at_once(backend, arrays, dtype)
         batches = [_batches(pieces, itemsize) for pieces in self._incoming]
         outs = [self._new(want, dtype) for want in self.wants]
         if is_spanning((*self.source.devices, *[want.device for want in self.wants])):
@@ -146,6 +157,68 @@ class GatherPlan(RecordedPlan):
             for some in own:
                 self._store(want, out, some, [self._message(p, arrays[p.j], want.device) for p in some])
         return outs
+
+    def _backend_of_rows(self, itemsize: int) -> Backend | None:
+        """Returns the backend of all devices, where each has a memory of its own, few bytes are requested, and all
+        pieces are whole rows; otherwise None.
+        """
+        backend = sole_backend([*self.source.devices, *[want.device for want in self.wants]])
+        if backend is None or itemsize * sum([math.prod(want.shape) for want in self.wants]) > AT_ONCE:
+            return None
+        for want, pieces in zip(self.wants, self._incoming, strict=True):
+            row = math.prod([end - begin for begin, end in want.rest])
+            if any(piece.size != len(piece.rows) * row for piece in pieces):
+                return None
+        return backend
+
+    def _run_at_once(self, backend: Backend, arrays: Sequence[Any], dtype: Any) -> list[Any]:
+        """Executes the plan by one selection on each device that sends rows, and one on each that receives them.
+
+        A source selects the rows for all devices one after the other; each destination puts those that it receives into
+        one array, and selects from it in the order of its request.
+        """
+        groups: dict[Any, list[tuple[int, _Piece]]] = {}  # the requests and pieces that a source selects at once
+        for k, pieces in enumerate(self._incoming):
+            for piece in pieces:
+                groups.setdefault((piece.j, *[(run.start, run.stop) for run in piece.runs]), []).append((k, piece))
+        sent: list[Any] = []
+        sources: list[Device] = []
+        received: list[list[tuple[_Piece, int]]] = [[] for _ in self.wants]
+        for key in sorted(groups):
+            group, source, array = groups[key], self.source.devices[key[0]], arrays[key[0]]
+            pieces = [piece for _, piece in group]
+            indices = [np.concatenate(some) for some in zip(*[piece.indices for piece in pieces], strict=True)]
+            ends = itertools.accumulate([len(piece.rows) for piece in pieces], initial=0)
+            with backend.on(source):
+                array = backend.xp.permute_dims(array, (*self.dims, *self.others))
+                rows = array[(*[backend.from_host(i, source) for i in indices], *pieces[0].runs)]
+                for (k, piece), part in zip(group, itertools.pairwise(ends), strict=True):
+                    received[k].append((piece, len(sent)))
+                    sent.append(backend.view(rows, slice(*part)))
+                    sources.append(source)
+        outgoing = Outgoing(backend, sent, sources)
+        return [
+            self._received(backend, want, pieces_of, outgoing, dtype)
+            for want, pieces_of in zip(self.wants, received, strict=True)
+        ]
+
+    @staticmethod
+    def _received(
+        backend: Backend, want: GatherRequest, pieces: Sequence[tuple[_Piece, int]], outgoing: Outgoing, dtype: Any
+    ) -> Any:
+        """Returns the rows of a request, given its pieces, each with the number of its array of those that are sent."""
+        with backend.on(want.device):
+            out = backend.xp.empty(want.shape, dtype=dtype)
+            if not pieces:
+                return out
+            ends = list(itertools.accumulate([len(p.rows) for p, _ in pieces], initial=0))
+            outs = [backend.view(out, slice(*pair)) for pair in itertools.pairwise(ends)]
+            outgoing.place([number for _, number in pieces], outs, want.device)
+            if len(pieces) == 1:
+                return out  # They are in the order of the request.
+            back = np.empty(want.rows, np.intp)
+            back[np.concatenate([p.rows for p, _ in pieces])] = np.arange(want.rows)
+            return out[backend.from_host(back, want.device)]
 
     @staticmethod
     def _new(want: GatherRequest, dtype: Any) -> Any:

@@ -93,6 +93,11 @@ class OperandTransfer:
         return any(shared_memory((sources[p.j], here)) is not None for p in self.between_cells.incoming[number])
 
     @property
+    def keeps_buffers(self) -> bool:
+        """Whether the target has the buffers of the operand, a tensor, as where all devices share a memory."""
+        return isinstance(self.source, Aval) and self._cells_stay
+
+    @property
     def _cells_stay(self) -> bool:
         """Whether the buffers of the operand are those of the target."""
         if self._keeps_cells is None:

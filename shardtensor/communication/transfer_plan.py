@@ -17,6 +17,7 @@ from shardtensor.backend.registry import backend_of, is_remote, is_spanning, pro
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_memories import Outgoing
 from shardtensor.communication.between_processes.processes import cross, described, note, process_of
+from shardtensor.communication.host_copies import Arrival, Departure, from_host, to_host
 from shardtensor.communication.messages import Message, as_dtype, exchange
 from shardtensor.communication.schedules import Block, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, TransferRecords, record_transfer
@@ -51,6 +52,17 @@ class RecordedPlan(abc.ABC):
         """Checks the transfers against the guard and records them; see `record_transfer`."""
         records = TransferRecords(self, itemsize, copied, operator, explicit)
         record_transfer(operator, self.size * itemsize, explicit, records)
+
+
+def sole_backend(devices: Sequence[Device]) -> Backend | None:
+    """Returns the backend of all devices, if there is only one in this process, which has other memories than the
+    host's; otherwise None.
+    """
+    if HOST in devices or is_spanning(tuple(devices)):
+        return None
+    backends = list(map(backend_of, devices))
+    first = backends[0]
+    return None if any(b is not first for b in backends) or first.on_host or first.simulated else first
 
 
 class _Part(NamedTuple):
@@ -157,6 +169,12 @@ class TransferPlan(RecordedPlan):
         positions = range(len(self.result.devices))
         if self._spans:
             return _run_across(self, operands, dtype, as_they_lie, fill)
+        if self._arrivals:
+            backend, arrivals = self._arrivals
+            return from_host(backend, arrivals, operands, dtype, as_they_lie)
+        if self._departures:
+            backend, departures = self._departures
+            return (to_host(backend, departures, operands, functools.partial(self.new, 0, dtype, fill)),)
 
         def messages_to(k: int) -> list[Message]:
             return [self.message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
@@ -252,13 +270,35 @@ class TransferPlan(RecordedPlan):
         exchanges at most one piece; otherwise None.
         """
         devices = [device for grid in (self.result, *self.sources) for device in grid.devices]
-        backends = list(map(backend_of, devices))
-        if len(set(map(id, backends))) > 1 or backends[0].on_host or backends[0].simulated:
-            return None
-        if shared_memory(tuple(devices)) is not None:
+        backend = sole_backend(devices)
+        if backend is None or shared_memory(tuple(devices)) is not None:
             return None
         pairs = [(self._source(piece), piece.k) for pieces in self.incoming for piece in pieces]
-        return backends[0] if len(set(pairs)) == len(pairs) else None
+        return backend if len(set(pairs)) == len(pairs) else None
+
+    @cached_property
+    def _arrivals(self) -> tuple[Backend, tuple[Arrival, ...]] | None:
+        """The backend of the result, and what its devices receive, where each array is one part of a host array, and
+        none of them is on the host; otherwise None.
+        """
+        backend = sole_backend(self.result.devices)
+        on_host = all(grid.devices == (HOST,) for grid in self.sources)
+        if backend is None or not on_host or not all(map(self.is_one_piece, range(len(self.incoming)))):
+            return None
+        parts = [self._part(piece) for (piece,) in self.incoming]
+        return backend, tuple([Arrival(d, p.operand, p.index) for d, p in zip(self.result.devices, parts, strict=True)])
+
+    @cached_property
+    def _departures(self) -> tuple[Backend, tuple[Departure, ...]] | None:
+        """The backend of the operands, and what their devices send, where several of them send the parts of one host
+        array, each one part, and none of them is on the host; otherwise None.
+        """
+        backend = sole_backend([device for grid in self.sources for device in grid.devices])
+        if backend is None or self.result.devices != (HOST,) or self.is_one_piece(0):
+            return None
+        parts = [(self._part(piece), piece.to) for piece in self.incoming[0]]
+        departures = tuple([Departure(p.device, p.operand, p.j, p.index, to) for p, to in parts])
+        return (backend, departures) if len({p.device for p, _ in parts}) == len(parts) else None
 
     @cached_property
     def _spans(self) -> bool:

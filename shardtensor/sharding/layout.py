@@ -395,7 +395,15 @@ class Grid:
 
     def shape(self, k: int) -> Shape:
         """Returns the shape of holder ``k``'s shard."""
-        return tuple(end - begin for begin, end in self.box(k))
+        shape = self._shapes.get(k)
+        if shape is None:
+            shape = self._shapes[k] = tuple([end - begin for begin, end in self.box(k)])
+        return shape
+
+    @cached_property
+    def _shapes(self) -> dict[int, Shape]:
+        """The shapes that have been asked for: a grid may have more holders than a call needs."""
+        return {}
 
     def linear_parts(self) -> Ints:
         """Returns each holder's parts as one row-major number; holders of the same elements have equal numbers."""

@@ -424,7 +424,8 @@ def track(entry: list[Any], result: Any) -> None:
     results = [result] if hasattr(result, "_storage") else _tensors((result,))
     if len(results) > 1 and _are_linked(results, entry[0]):  # For one result, what follows takes fewer calls.
         return
-    if len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
+    # The common case. A write that replaces the storage of an operand adds the old one to the entry before.
+    if len(entry) == 1 and _are_new(results, _items(entry[0])):
         for x in results:
             x._storage.leases = x._storage.leases or ([],)
         return
@@ -473,13 +474,33 @@ def _are_linked(results: Sequence[Any], operands: Any) -> bool:
 
 def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
     """Whether each result is one host array with memory of its own, and not that of another result or an operand."""
-    arrays = set()
+    memories = set()
     for x in results:
         storage = x._storage
-        if type(storage) is not Storage or not is_new(storage, operands):
+        if type(storage) is not Storage or not (is_new(storage, operands) or _is_view_of_new(storage, operands)):
             return False
-        arrays.add(id(storage.buffers[0]))
-    return len(arrays) == len(results)
+        array = storage.buffers[0]
+        memories.add(id(array) if array.base is None else memory_of(array))
+    return len(memories) == len(results)
+
+
+def _is_view_of_new(result: Storage, operands: Sequence[Any]) -> bool:
+    """Whether the result of an operator is one view of host memory that no operand has."""
+    array = result.buffers[0]
+    if len(result.buffers) > 1 or type(array) is not np.ndarray or (memory := memory_of(array)) is None:
+        return False
+    for x in operands:
+        storage = getattr(x, "_storage", None)
+        if storage is None:
+            arrays = (x,)
+        elif type(storage) is Storage:
+            arrays = storage.buffers
+        else:  # It may hold several arrays.
+            return False
+        for other in arrays:
+            if hasattr(other, "dtype") and (type(other) is not np.ndarray or memory_of(other) == memory):
+                return False
+    return True
 
 
 def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:

@@ -304,3 +304,26 @@ def test_short_pieces_for_one_device_are_sent_as_one_message(monkeypatch: pytest
         assert set(sends) == pairs
         # The rows of a halo are in three pieces, of which the two at the ends are short.
         assert len(sends) == len(pairs) * min(messages_of_a_pair, 2)
+
+
+@everywhere
+@pytest.mark.parametrize("shape", [(11, 3), (2, 5), (0, 4), (7,), ()])
+@pytest.mark.parametrize("spec", [st.P(), st.P("x"), st.P(None, "x")])
+def test_host_arrays_arrive_in_row_major_order_and_return(shape: tuple[int, ...], spec: st.P, backend: str) -> None:
+    """Of any memory order and dtype; the arrays on the devices do not change with the host array."""
+    sharding = st.NamedSharding(mesh_of((4,), backend), st.P(*[*spec][: len(shape)]))
+    values = np.arange(float(np.prod(shape))).reshape(shape)
+    wide = np.zeros([2 * n for n in shape])
+    apart = wide[(*[slice(None, None, 2)] * len(shape), ...)]
+    apart[...] = values
+    for host in (values.copy(), np.array(values, order="F"), apart):
+        x = st.device_put(host, sharding)
+        whole = np.asarray(x)
+        host[...] = -1
+        separate = shared_memory(sharding.mesh.flat) is None  # Otherwise, shards are views.
+        for shard in x.addressable_shards if separate else ():
+            with load(backend).on(shard.device):
+                assert load(backend).is_contiguous(shard.data)
+        np.testing.assert_array_equal(np.asarray(x), values)
+        np.testing.assert_array_equal(whole, values)
+        np.testing.assert_array_equal(np.asarray(x + host.astype("float32")), values - 1)

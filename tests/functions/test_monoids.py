@@ -696,13 +696,51 @@ def test_the_same_bits_every_time(name: str, backend: str) -> None:
     assert len({tuple(bits(getattr(st, name)(p, axis=0))) for p in placed}) == 1
 
 
+def fresh_plans() -> Any:
+    """Returns the cache of plans, without those of other tests."""
+    return functools.lru_cache(plan_cache._cached_plan.__wrapped__)
+
+
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
-def test_other_memory_orders_take_the_general_way(name: str) -> None:
-    mesh = mesh_of((4,), "numpy")
-    for rows, columns in [(130, 9), (37, 300), (1000, 3)]:
-        x = 1 + np.random.default_rng(rows).normal(size=(columns, rows)) / 100
-        turned = on(mesh, st.P(None, "x"), x).T
-        alone = getattr(st, name)(turned)
-        with st.transfers():
-            counted = getattr(st, name)(turned)
-        assert bits(alone) == bits(counted)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_other_memory_orders_give_the_bits_of_the_general_way(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums along one dimension are computed in one pass in any order of the dimensions; others are not."""
+    fast, general = fresh_plans(), fresh_plans()
+    in_one_pass = one_pass.in_one_pass
+
+    @hypothesis.settings(max_examples=drawn(60))
+    @hypothesis.given(
+        shape=some.lists(some.sampled_from([1, 2, 3, 5, 8, 13, 40]), min_size=2, max_size=3).map(tuple),
+        axis=some.integers(0, 2),
+        keepdims=some.booleans(),
+        grid=some.sampled_from([(4,), (8,), (2, 2), (3, 2)]),
+        split=some.integers(0, 2),
+        every=some.booleans(),
+        seed=some.integers(0, 100),
+    )
+    def run(shape: Shape, axis: int, keepdims: bool, grid: Any, split: int, every: bool, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        x = (1 + rng.normal(size=shape) / 9 * 10 ** rng.uniform(-3, 0, shape)).astype(dtype)
+        axes: list[Any] = [None] * len(shape)
+        axes[split % len(shape)] = tuple(NAMES[: len(grid)])
+        order = rng.permutation(len(shape)).tolist()
+        found = []
+        for cache, function in ((fast, in_one_pass), (general, lambda s, m, p, general: general)):
+            monkeypatch.setattr(plan_cache, "_cached_plan", cache)
+            monkeypatch.setattr(one_pass, "in_one_pass", function)
+            turned = st.permute_dims(on(mesh_of(grid, "numpy"), st.P(*axes), x), tuple(order))
+            found.append(getattr(st, name)(turned, axis=None if every else axis % len(shape), keepdims=keepdims))
+        assert found[0].sharding == found[1].sharding
+        assert bits(found[0]) == bits(found[1])
+
+    run()
+
+
+def test_which_memory_orders_are_dense() -> None:
+    assert one_pass._are_dense((8, 16), (2, 3), 8)
+    assert one_pass._are_dense((24, 8, 8), (2, 1, 3), 8)
+    assert not one_pass._are_dense((8, 32), (2, 3), 8)
+    assert not one_pass._are_dense((0, 8), (2, 3), 8)
+    assert not one_pass._are_dense((-24, 8), (2, 3), 8)

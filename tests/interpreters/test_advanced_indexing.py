@@ -1279,3 +1279,31 @@ def test_a_tensor_without_dimensions_through_a_mask(backend: str) -> None:
                 if value is not None:
                     written(*given)
             assert log.bytes == 0
+
+
+@everywhere
+@pytest.mark.parametrize("at_once", [16, gather_scatter.AT_ONCE])
+def test_rows_are_the_same_in_one_selection_and_in_pieces(
+    at_once: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On separate memories, few rows are selected at once on each device; the messages are the same."""
+    monkeypatch.setattr(gather_scatter, "AT_ONCE", at_once)
+    mesh, rng = mesh_of((2, 3), backend), np.random.default_rng(0)
+    host = rng.normal(size=(11, 5, 2))
+    index, other = rng.integers(-11, 11, (3, 5)), rng.integers(0, 5, 5)
+    for spec in (st.P("x"), st.P(("x", "y")), st.P("x", "y"), st.P(None, "x"), st.P()):
+        x = st.device_put(host, st.NamedSharding(mesh, spec))
+        placed = st.device_put(index, st.NamedSharding(mesh, st.P(None, "y")))
+        for at in (
+            (index,),
+            (placed,),
+            (index, other),
+            (slice(2, None), other),
+            (index[:, :0],),
+            (placed, 1, slice(3)),
+        ):
+            with st.transfers() as log:
+                rows = x[at]
+            np.testing.assert_array_equal(np.asarray(rows), host[tuple([index if i is placed else i for i in at])])
+            sent = [(r.source, r.destination) for r in log if r.operator == "getitem" and r.bytes]
+            assert all(source != destination for source, destination in sent)

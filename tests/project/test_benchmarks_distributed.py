@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import shardtensor as st
+from shardtensor.backend import registry
 from tests.rehearsal import LocalWorker, modules_of
 
 
 def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))  # One backend more, of this test.
     with modules_of(monkeypatch, "distributed", "distributed_cases") as (benchmark, cases):
         monkeypatch.setattr(cases, "SETTLING", 0.0)
         monkeypatch.setenv(cases.SIZES, cases.TINY.as_environment()[cases.SIZES])
@@ -37,9 +41,22 @@ def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         assert "…" not in page  # the mark of a cell that was cut
 
 
-def test_the_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
+def test_tiny_cases_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
+    with modules_of(monkeypatch, "distributed_cases") as (cases,):
+        ours, numpys = cases.tiny_shardtensor_cases(), cases.tiny_numpy_cases()
+        assert set(ours) == set(numpys)
+        for name in set(ours) - {"tiny qr"}:  # whose signs are not determined
+            mine, theirs = [made[name]() for made in (ours, numpys)]
+            for one, other in zip(*[x if isinstance(x, tuple) else (x,) for x in (mine, theirs)], strict=True):
+                np.testing.assert_allclose(np.asarray(one), other, rtol=1e-3, atol=1e-3, err_msg=name)
+        x = st.asarray(np.arange(8.0), device=st.make_mesh((4,), ("x",), devices=st.devices("separate")[:4]))
+        first, second = [shard.data for shard in x.addressable_shards[:2]]
+        assert not np.shares_memory(first, second)
+        assert np.asarray(x[1:] + 1).tolist() == list(range(2, 9))
 
+
+def test_the_libraries_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with modules_of(monkeypatch, "distributed_cases") as (cases,):
         monkeypatch.setenv(cases.SIZES, cases.TINY.as_environment()[cases.SIZES])
         monkeypatch.setattr(cases, "timed", lambda call: call)

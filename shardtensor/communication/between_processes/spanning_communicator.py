@@ -89,7 +89,7 @@ class SpanningCommunicator(ArrayCommunicator):
         self._place(results, [row for row, _ in here], [a for _, a in here], adds)
         return [self._deliver(k, a) if k in self._here else a for k, a in enumerate(results)]
 
-    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
+    def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None], zeros: bool) -> list[Any]:
         pairs = [(arrays[i], i, k) for k, i in enumerate(sources) if i is not None]
         arrived = iter(self._carried(pairs))
         results = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -61,6 +62,7 @@ class Shards:
         shape: Callable[[Shape], Shape],
         dtype: Any,
         tuples: bool = False,
+        only: Sequence[bool] | None = None,
     ) -> Shards:
         """Returns the arrays that ``kernel(xp, array, *items)`` computes on each device.
 
@@ -70,13 +72,24 @@ class Shards:
             shape: returns the shape of the result, given that of the local array.
             dtype: the dtype of the result.
             tuples: whether it computes a tuple of arrays, of which shape and dtype are those of one. They can be given
-                to other kernels only.
+                to other kernels only, or one of them can be taken (`item`).
+            only: on which devices the kernel runs, alike for all that hold the same part; by default on all of them.
+                The items of the others must not be used.
         """
-        return self.of(self._each(kernel, (self.arrays, *columns)))
+        return self.of(self._each(kernel, (self.arrays, *columns), only))
 
     def of(self, arrays: Sequence[Any]) -> Self:
         """Returns other arrays on the same devices: those that a collective returned."""
         return type(self)(self.value, arrays)
+
+    def item(self, number: int) -> Self:
+        """Returns one of the arrays of each device, of the tuples that a kernel has computed; None where it has not."""
+        return self.of([arrays and arrays[number] for arrays in self.arrays])
+
+    def where(self, chosen: Sequence[bool], others: Sequence[Any]) -> Self:
+        """Returns on each device its array of ``others``, of the same shape, if it is chosen, and else its own."""
+        pairs = zip(chosen, others, self.arrays, strict=True)
+        return self.of([other if is_chosen else array for is_chosen, other, array in pairs])
 
     def assembled(self, value: Aval) -> Shards:
         """Returns the shards of a new tensor, whose aval is ``value``: these arrays, which it may keep; copied to the
@@ -122,15 +135,19 @@ class Shards:
         """Returns the tensor that the arrays make up."""
         return tensor(self.value, offloaded(self.value, self.buffers or self.arrays))
 
-    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Returns what the kernel computes on each device: of replicas in one memory once, on the host in threads."""
+    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]], only: Sequence[bool] | None = None) -> list[Any]:
+        """Returns what the kernel computes on each device: of replicas in one memory once, on the host in threads; None
+        for the devices on which it does not run.
+        """
         backend, devices, rows = self.value.backend, self.devices, list(zip(*columns, strict=True))
         owners, numbers = _owners(self.value)
         results: list[Any] = [None] * len(owners)
 
         def work(n: int) -> None:
-            with backend.on(devices[owners[n]]):
-                results[n] = kernel(backend.xp, *rows[owners[n]])
+            k = owners[n]
+            if only is None or only[k]:
+                with backend.on(devices[k]):
+                    results[n] = kernel(backend.xp, *rows[k])
 
         if backend.on_host and BYTE * self.value.nbytes > LONG:
             each(work, len(owners))
@@ -176,9 +193,10 @@ class SpanningShards(Shards):
         shape: Callable[[Shape], Shape],
         dtype: Any,
         tuples: bool = False,
+        only: Sequence[bool] | None = None,
     ) -> Shards:
         """See `Shards`."""
-        arrays = self._each(kernel, (self.arrays, *columns))
+        arrays = self._each(kernel, (self.arrays, *columns), only)
         if tuples or self.are_tuples:  # All processes have to decide alike, also those in which a kernel returns None.
             result = self.of(completed(arrays, self.devices, "map"))
             result.are_tuples = tuples
@@ -202,18 +220,26 @@ class SpanningShards(Shards):
             raise elsewhere(self.devices)
         return everywhere(self.arrays, self.devices, "to_host")
 
-    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
+    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]], only: Sequence[bool] | None = None) -> list[Any]:
         owners, numbers = _owners(self.value)
         mine = [[column[k] for k in owners] for column in columns]
-        results = each_here(kernel, [self.devices[k] for k in owners], mine)
+        results = each_here(kernel, [self.devices[k] for k in owners], mine, only and [only[k] for k in owners])
         return [results[n] for n in numbers]
 
 
-def each_here(kernel: Kernel, devices: Sequence[Device], columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Returns what ``kernel(xp, *items)`` computes on each device of this process, and None for the others."""
+def each_here(
+    kernel: Kernel,
+    devices: Sequence[Device],
+    columns: Sequence[Sequence[Any]],
+    only: Sequence[bool] | None = None,
+) -> list[Any]:
+    """Returns what ``kernel(xp, *items)`` computes on each device of this process, or on ``only`` some of them, and
+    None for the others.
+    """
     results: list[Any] = []
-    for device, items in zip(devices, zip(*columns, strict=True), strict=True):
-        if is_remote(device):
+    chosen = itertools.repeat(True, len(devices)) if only is None else only
+    for device, is_chosen, items in zip(devices, chosen, zip(*columns, strict=True), strict=True):
+        if is_remote(device) or not is_chosen:
             results.append(None)
             continue
         backend = backend_of(device)
@@ -237,10 +263,15 @@ class AbstractShards(Shards):
         shape: Callable[[Shape], Shape],
         dtype: Any,
         tuples: bool = False,
+        only: Sequence[bool] | None = None,
     ) -> Shards:
         """See `Shards`."""
         by_shape = {one: host_aval(shape(one), np.dtype(dtype)) for one in {a.shape for a in self.arrays}}
         return AbstractShards(self.value, [by_shape[a.shape] for a in self.arrays])
+
+    def item(self, number: int) -> Self:
+        """See `Shards`: shape and dtype are those of one array already."""
+        return self
 
     def assembled(self, value: Aval) -> Shards:
         """See `Shards`."""
@@ -261,7 +292,7 @@ class AbstractShards(Shards):
             HostCopies(self.devices, [np.asarray(array).nbytes for array in expected]).announce()
         return list(expected)
 
-    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:
+    def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]], only: Sequence[bool] | None = None) -> list[Any]:
         return []
 
 
@@ -309,12 +340,14 @@ class MeshCommunicator:
         self._explicit = explicit
         self._devices = value.sharding.mesh.flat
         self.size = len(self._groups[0])
+        self._made: list[Any] | None = None
 
     def reversed(self) -> MeshCommunicator:
         """Returns the communicator of the same groups in the reverse order."""
         other = copy.copy(self)
         other.index = [self.size - 1 - k for k in self.index]
         other._groups = [group[::-1] for group in self._groups]
+        other._made = None
         return other
 
     @classmethod
@@ -347,9 +380,11 @@ class MeshCommunicator:
                 replies[k] = np.append(0, np.cumsum(column))
         return replies
 
-    def permute(self, x: Shards, sources: Sequence[int | None]) -> list[Any]:
-        """Sends device k of each group the array of device ``sources[k]``; where that is None, it receives zeros."""
-        return self._each("permute", x.arrays, sources)
+    def permute(self, x: Shards, sources: Sequence[int | None], zeros: bool = True) -> list[Any]:
+        """Sends device k of each group the array of device ``sources[k]``; where that is None, it receives zeros, or
+        without ``zeros`` nothing, and its item must not be used.
+        """
+        return self._each("permute", x.arrays, sources, zeros)
 
     def broadcast(self, arrays: Sequence[Any], root: int) -> Sequence[Any]:
         """Sends the array of the device at position ``root`` of each group to every device of the group."""
@@ -357,11 +392,12 @@ class MeshCommunicator:
 
     def _each(self, name: str, arrays: Sequence[Any], *args: Any, columns: Sequence[Sequence[Any]] = ()) -> list[Any]:
         results: list[Any] = [None] * len(arrays)
-        for group in self._groups:
-            communicator = self._communicator([self._devices[k] for k in group])
-            communicator.explicit = self._explicit
+        if self._made is None:
+            self._made = [self._communicator([self._devices[k] for k in group]) for group in self._groups]
+        for group, collectives in zip(self._groups, self._made, strict=True):
+            collectives.explicit = self._explicit
             of_group = [[column[k] for k in group] for column in (arrays, *columns)]
-            for k, array in zip(group, getattr(communicator, name)(*of_group, *args), strict=True):
+            for k, array in zip(group, getattr(collectives, name)(*of_group, *args), strict=True):
                 results[k] = array
-            communicator.settle()
+            collectives.settle()  # The next collective of these devices is another one.
         return results

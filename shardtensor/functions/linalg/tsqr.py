@@ -17,6 +17,7 @@ gives: they differ from LAPACK's, which are not unique either.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.value import Aval, aval
 
 _BLOCK = 1 << 16
 """Elements of the blocks of rows that NumPy factorizes one after the other, which stay in the cache."""
@@ -53,6 +54,12 @@ def _is_long(x: Any, along: int, across: int) -> bool:
     """Whether x is a tensor of matrices that are split along one dimension, of which each device has at least as many
     elements as the other dimension has.
     """
+    return isinstance(x, ShardedTensor) and _is_long_of(x._aval, along, across)
+
+
+@functools.lru_cache(1024)
+def _is_long_of(x: Aval, along: int, across: int) -> bool:
+    """Returns `_is_long` of a tensor of that aval."""
     if not is_factorized(x) or not splits_matrices(x):
         return False
     chains = x.sharding.spec.chains_of(x.ndim)
@@ -61,8 +68,8 @@ def _is_long(x: Any, along: int, across: int) -> bool:
 
 
 def is_factorized(x: Any) -> bool:
-    """Whether x is a tensor of matrices of a dtype that LAPACK factorizes."""
-    return isinstance(x, ShardedTensor) and x.ndim >= 2 and is_solvable(x.dtype)
+    """Whether x is a tensor, or the aval of one, of matrices of a dtype that LAPACK factorizes."""
+    return isinstance(x, (ShardedTensor, Aval)) and x.ndim >= 2 and is_solvable(x.dtype)
 
 
 def is_solvable(dtype: np.dtype[Any]) -> bool:
@@ -70,7 +77,7 @@ def is_solvable(dtype: np.dtype[Any]) -> bool:
     return dtype.char in "fdFD" or dtype.kind in "biu"
 
 
-def splits_matrices(x: ShardedTensor) -> bool:
+def splits_matrices(x: ShardedTensor | Aval) -> bool:
     """Whether the last two dimensions are split, and no other dimension can take the split."""
     *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
     parts = math.prod([x.sharding.mesh.shape[a] for a in (*rows, *columns)])
@@ -112,12 +119,12 @@ def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shard
     comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
     local, rounds, r = _up(x, comm, dtype)
     factor = r.map(lambda xp, r: xp.eye(r.shape[-1], dtype=r.dtype), shape=_square, dtype=dtype)
-    for step, merged in reversed(rounds):
-        product = merged.map(_multiplied, factor.arrays, shape=_square, dtype=dtype, tuples=True)
-        lower = product.map(_lower, shape=_square, dtype=dtype)
-        sent = comm.permute(lower, [k - step if k % (2 * step) == step else None for k in range(comm.size)])
-        sends = [k % (2 * step) == step for k in comm.index]
-        factor = product.map(_upper, sent, sends, shape=_square, dtype=dtype)
+    for step, merges, merged in reversed(rounds):
+        product = merged.map(_multiplied, factor.arrays, shape=_square, dtype=dtype, tuples=True, only=merges)
+        sources = [k - step if k % (2 * step) == step else None for k in range(comm.size)]
+        sent = comm.permute(product.item(1), sources, zeros=False)
+        factor = factor.where(merges, product.item(0).arrays)
+        factor = factor.where([sources[k] is not None for k in comm.index], sent)
     q = aval(x.value.shape, dtype, x.value.sharding, x.value.committed)
     return local.make(q, _times, local.arrays, factor.arrays), _replicated(r, comm, dtype)
 
@@ -128,19 +135,23 @@ def _tall_r(x: Shards, along: Callable[[int], MeshCommunicator]) -> Shards:
     return _replicated(_up(x, comm, dtype)[2], comm, dtype)
 
 
-def _up(x: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> tuple[Shards, list[tuple[int, Shards]], Shards]:
-    """Returns the factors of each device's rows; for each round of the tree, the distance of the devices and their
-    factors Q and R; and R of each device, which is that of the whole matrix on the first one.
+def _up(
+    x: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]
+) -> tuple[Shards, list[tuple[int, list[bool], Shards]], Shards]:
+    """Returns the factors of each device's rows; for each round of the tree, the distance of the devices, which of them
+    receive a factor R, and the factors Q and R of these; and R of each device, which is that of the whole matrix on the
+    first one.
     """
     local = x.map(_factorized, shape=_square, dtype=dtype, tuples=True)
-    r = local.map(_last, shape=_square, dtype=dtype)
+    r = local.item(-1)
     rounds, step = [], 1
     while step < comm.size:
         sources = [k + step if k % (2 * step) == 0 and k + step < comm.size else None for k in range(comm.size)]
         merges = [sources[k] is not None for k in comm.index]
-        merged = r.map(_merged, comm.permute(r, sources), merges, shape=_square, dtype=dtype, tuples=True)
-        rounds.append((step, merged))
-        r = merged.map(_last, shape=_square, dtype=dtype)
+        received = comm.permute(r, sources, zeros=False)
+        merged = r.map(_merged, received, shape=_square, dtype=dtype, tuples=True, only=merges)
+        rounds.append((step, merges, merged))
+        r = r.where(merges, merged.item(-1).arrays)
         step *= 2
     return local, rounds, r
 
@@ -150,7 +161,7 @@ def _replicated(r: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> Shar
     x = r.value
     *chains, _, _ = x.sharding.spec.chains_of(x.ndim)
     value = aval(_square(x.shape), dtype, x.sharding.with_spec(P(*chains)), x.committed)
-    return r.make(value, _copied, comm.broadcast(r.arrays, 0))
+    return r.of(comm.broadcast(r.arrays, 0)).assembled(value)
 
 
 # -- shapes of results -----------------------------------------------------------------------------
@@ -193,31 +204,12 @@ def _times(xp: Any, out: Any, factors: tuple[Any, ...], last: Any) -> None:
     out[end:] = q[count * columns :]
 
 
-def _merged(xp: Any, r: Any, other: Any, merges: bool) -> tuple[Any, Any]:
-    """Returns Q and R of two factors R, one on top of the other; None and R on a device that has received none."""
-    return tuple(xp.linalg.qr(xp.concat([r, other], axis=-2))) if merges else (None, r)
+def _merged(xp: Any, r: Any, other: Any) -> tuple[Any, ...]:
+    """Returns Q and R of two factors R, one on top of the other."""
+    return tuple(xp.linalg.qr(xp.concat([r, other], axis=-2)))
 
 
-def _last(xp: Any, factors: tuple[Any, ...]) -> Any:
-    return factors[-1]
-
-
-def _multiplied(xp: Any, merged: tuple[Any, Any], factor: Any) -> tuple[Any, Any]:
-    """Returns the upper and the lower half of Q times the factor; the factor twice on a device without Q."""
-    if merged[0] is None:
-        return factor, factor
+def _multiplied(xp: Any, merged: tuple[Any, ...], factor: Any) -> tuple[Any, Any]:
+    """Returns the upper and the lower half of Q times the factor."""
     product, n = xp.matmul(merged[0], factor), factor.shape[-1]
     return product[..., :n, :], xp.asarray(product[..., n:, :], copy=True)
-
-
-def _lower(xp: Any, halves: tuple[Any, Any]) -> Any:
-    return halves[1]
-
-
-def _upper(xp: Any, halves: tuple[Any, Any], sent: Any, sends: bool) -> Any:
-    """Returns the factor of a device: the half that it has received, or its own."""
-    return sent if sends else halves[0]
-
-
-def _copied(xp: Any, out: Any, array: Any) -> None:
-    out[...] = array

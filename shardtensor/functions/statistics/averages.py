@@ -6,6 +6,7 @@ sharding.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -164,7 +165,7 @@ def cov(
         if len(shape_of(part)) > 2:
             raise ShapeError(f"cov: {name} has {counted(len(shape_of(part)), 'dimension')}; wanted one or two")
     if dtype is None:
-        dtype = np.result_type(*[result_type(part) for part in parts], np.float64)
+        dtype = _at_least_double(*[result_type(part) for part in parts])
     in_rows = [rowvar or (k == 1 and shape_of(part)[:1] == (1,)) for k, part in enumerate(parts)]
     sizes = [_numbers(shape_of(part), rows) for part, rows in zip(parts, in_rows, strict=True)]
     variables, count = sizes[0]
@@ -174,9 +175,15 @@ def cov(
         raise ShapeError(f"cov: y has {counted(sizes[-1][1], 'observation')}; wanted as many as m has, {count}")
     weights = _observation_weights(fweights, aweights, count)
     freedom = (0 if bias else 1) if ddof is None else int(ddof)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.true_divide(1, _divisor(count, weights, aweights, freedom)).item()
+    divisor = _divisor(count, weights, aweights, freedom)
+    factor = 1 / divisor if divisor else math.inf
     return _covariance(parts, in_rows, weights, factor, dtype)
+
+
+@functools.lru_cache(1024)
+def _at_least_double(*dtypes: Any) -> np.dtype[Any]:
+    """Returns the dtype to which dtypes are promoted, float64 at least."""
+    return np.result_type(*dtypes, np.float64)
 
 
 def _numbers(shape: tuple[int, ...], rowvar: bool) -> tuple[int, ...]:
@@ -191,12 +198,13 @@ def _covariance(parts: list[Any], in_rows: list[bool], weights: Any, factor: flo
     """Returns the sums of products of the deviations of variables, multiplied by a factor."""
     variables = [_variables(part, rows, dtype) for part, rows in zip(parts, in_rows, strict=True)]
     observed = variables[0] if len(variables) == 1 else concat(variables, axis=0)
-    centered = subtract(observed, expand_dims(average(observed, 1, weights), axis=1))
+    centered = subtract(observed, average(observed, 1, weights, keepdims=True))
     other = centered if weights is None else multiply(centered, weights)
     with np.errstate(divide="ignore", invalid="ignore"):
         right = matrix_transpose(other)
         product = multiply(matmul(centered, conj(right) if iscomplexobj(right) else right), factor)
-    return squeeze(product, axis=tuple([d for d in (0, 1) if shape_of(product)[d] == 1]))
+    single = tuple([d for d in (0, 1) if shape_of(product)[d] == 1])
+    return squeeze(product, axis=single) if single else product
 
 
 def _variables(x: Any, rowvar: bool, dtype: Any) -> Any:
@@ -224,14 +232,14 @@ def _observation_weights(fweights: Any, aweights: Any, count: int) -> Any:
     return product
 
 
-def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> Any:
+def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> float:
     """Returns the number by which sums of products are divided, 0 where there are too few observations."""
     total = count if weights is None else weights.sum()
     lost = ddof * (weights * on_host(aweights)).sum() / total if aweights is not None and ddof else ddof
-    divisor = np.float64(total - lost)
+    divisor = float(total - lost)
     if divisor <= 0:
         warn_caller("Degrees of freedom <= 0 for slice")
-        return np.float64(0.0)
+        return 0.0
     return divisor
 
 

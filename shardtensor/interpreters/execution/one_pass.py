@@ -51,15 +51,16 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
     if laid is None:
         return general
     source, parts = laid
-    value, partials = strategies.value, None
+    value, partials, reordered = strategies.value, None, False
     if monoid.reduces:
         partials = _sums(strategies, monoid, source, parts, tree)
+        reordered = len(reduced_axes(strategies.params.get("axis"), source.ndim)) == 1
     elif monoid.several and monoid.partial is var_partial:
         partials = _variances(strategies, monoid, source, parts, tree)
     if partials is None:
         return general
     result: Callable[[Array], Any] = partials
-    return _of_source(strategies, source, result, value, general)
+    return _of_source(strategies, source, result, value, general, reordered)
 
 
 def partials_in_one_pass(strategies: Strategies, monoid: Monoid, partials: Aval, general: Run) -> Run:
@@ -115,14 +116,33 @@ def _source_of(strategies: Strategies) -> tuple[Aval, _Parts] | None:
     return source, _Parts(source.shape, split, runs)
 
 
-def _of_source(strategies: Strategies, source: Aval, result: Callable[[Array], Any], value: Aval, general: Run) -> Run:
-    """Returns the plan that computes the buffer of a result from that of the only operand."""
+def _of_source(
+    strategies: Strategies,
+    source: Aval,
+    result: Callable[[Array], Any],
+    value: Aval,
+    general: Run,
+    reordered: bool = False,
+) -> Run:
+    """Returns the plan that computes the buffer of a result from that of the only operand.
+
+    Args:
+        strategies, source, result, value, general: see `in_one_pass`.
+        reordered: whether the bits are those of the general plan also for a buffer whose dimensions have another order
+            in memory, such as that of a transposed array. They are where elements are added along one dimension only:
+            the dimension of the parts is next to it in memory, outside of it, and so changes no loop over elements of a
+            part.
+    """
     name = strategies.name
     # In which order NumPy's loops add depends on the strides of all dimensions, of those of size 1, too.
-    strides = tuple([source.dtype.itemsize * math.prod(source.shape[d + 1 :]) for d in range(source.ndim)])
+    strides = _dense_strides(source.shape, source.dtype.itemsize)
 
     def of_buffer(whole: Array) -> Any:
-        return whole_of(result(whole), value) if whole.strides == strides else None
+        if whole.strides == strides:
+            return whole_of(result(whole), value)
+        if reordered and _are_dense(whole.strides, source.shape, source.dtype.itemsize):
+            return whole_of(np.asarray(result(whole), order="C"), value)
+        return None
 
     def run_plan(operands: Operands) -> ShardedTensor:
         buffers = operands[0]._storage.buffers
@@ -134,6 +154,18 @@ def _of_source(strategies: Strategies, source: Aval, result: Callable[[Array], A
     if value is strategies.value:
         strategies.of_buffers = of_buffer
     return run_plan
+
+
+def _dense_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
+    """Returns the strides of an array in row-major order without gaps."""
+    return tuple([itemsize * math.prod(shape[d + 1 :]) for d in range(len(shape))])
+
+
+@functools.lru_cache(4096)
+def _are_dense(strides: tuple[int, ...], shape: Shape, itemsize: int) -> bool:
+    """Whether strides are those of an array without gaps whose dimensions are in some order in memory."""
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1))
+    return tuple([strides[d] for d in order]) == _dense_strides(tuple([shape[d] for d in order]), itemsize)
 
 
 class _Parts:

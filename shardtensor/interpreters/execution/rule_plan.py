@@ -187,16 +187,28 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
     on_first = alone(laid.value, caller)
     back = operand_transfer(on_first, kept.sharding)
 
-    def strategy(value: Aval, moves: Moves) -> Run:
-        return _at_once(Strategies(op, value, params, moves, laid.contexts(value, moves)))
+    chosen: list[Strategies] = []
+
+    def strategies(value: Aval, moves: Moves) -> Strategies:
+        return Strategies(op, value, params, moves, laid.contexts(value, moves))
 
     def execution() -> tuple[str, Run]:
         if kept.memory is not None:
-            return "whole", _in_parts(strategy(laid.value, laid.moves), laid.value, kept)
-        run = strategy(on_first, gathers)
+            chosen.append(strategies(laid.value, laid.moves))
+            return "whole", _in_parts(_at_once(chosen[0]), laid.value, kept)
+        run = _at_once(strategies(on_first, gathers))
         return "first", lambda operands: sent_to(run(operands), kept.sharding, caller)
 
-    return Plan(op, kept, (), tuple(gathers), lambda: (back.schedule(caller),), execution, copied=lambda: back.copied)
+    return Plan(
+        op,
+        kept,
+        (),
+        tuple(gathers),
+        lambda: (back.schedule(caller),),
+        execution,
+        lambda: chosen[0].of_buffers if chosen else None,
+        copied=lambda: back.copied,
+    )
 
 
 def _strategy(strategies: Strategies, laid: _Layouts) -> tuple[str, Run]:

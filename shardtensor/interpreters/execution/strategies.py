@@ -99,7 +99,7 @@ class Strategies:
             result = run(*arrays)
             return result if type(result) is np.ndarray and result.dtype is dtype else whole_of(result, value)
 
-        if everything_stays:
+        if everything_stays or all(m is None or m.keeps_buffers for m in moves):
             self.of_buffers = of_buffers
 
         def run_plan(operands: Operands) -> ShardedTensor:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.backend.exclusive_memory import memory_of
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Op, Operands, Params
 from shardtensor.interpreters.calls import array_operands
@@ -92,6 +93,9 @@ class BufferProgram:
         self._inputs = sorted(k for k in self._read if k < len(program.inputs))
         self._buffers = [*[None] * len(values), *self.constants]
         self._result = map_items(self._slots.__getitem__, result)
+        # Where steps get no other memory than that of the buffers of inputs, and of constants, any other is new.
+        are_read = len(self._inputs) == len(program.inputs) and all(step.of_buffers for step in steps)
+        self._knows_memory = are_read and not any(type(x) is ShardedTensor for x in self.constants)
 
     @staticmethod
     def takes(program: Program) -> bool:
@@ -160,11 +164,23 @@ class BufferProgram:
             else:
                 self._compute(steps, tensors, buffers)
         result = self._result
-        return (
-            self._tensor(tensors, buffers, result)
-            if type(result) is int
-            else map_items(lambda k: self._tensor(tensors, buffers, k), result)
-        )
+        if type(result) is not int:
+            return map_items(lambda k: self._tensor(tensors, buffers, k), result)
+        is_made = tensors[result] is None
+        x = self._tensor(tensors, buffers, result)
+        if is_made and self._knows_memory and not x._storage.leases and self._is_new(buffers[result], buffers):
+            x._storage.leases = ([],)
+        return x
+
+    def _is_new(self, array: Any, buffers: Sequence[Any]) -> bool:
+        """Whether the memory of an array is neither that of an input nor that of a constant, as `track` would find."""
+        held = [*[buffers[k] for k in self._inputs], *self.constants]
+        if array.base is None and array.flags.owndata and all(x.base is None for x in held if type(x) is np.ndarray):
+            return all(x is not array for x in held)
+        memory = memory_of(array)
+        if memory is None:
+            return False
+        return all(type(x) is not np.ndarray or memory_of(x) != memory for x in held)
 
     def _compute(self, steps: Sequence[_Step], tensors: list[Any], buffers: list[Any]) -> None:
         """Runs steps, which add their results to the tensors or to the buffers."""

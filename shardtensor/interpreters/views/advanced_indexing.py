@@ -29,11 +29,11 @@ from shardtensor.host import blockwise
 from shardtensor.interpreters.views.device_indices import indices_on_device, shape_of_index
 from shardtensor.interpreters.views.index_entries import AdvancedIndex
 from shardtensor.interpreters.views.scalar_elements import ScalarElement
-from shardtensor.interpreters.views.views import View, local_views, operand_shards
+from shardtensor.interpreters.views.views import View, local_views, locate, operand_shards
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.sharding.view_spec import ShardedBox, aligned, box_of, whole_view_spec
+from shardtensor.sharding.view_spec import ShardedBox, box_of, whole_view_spec
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
@@ -126,7 +126,8 @@ def _source(
     from which they are sent, and a function that returns these arrays.
     """
     grid, arrays = operand_shards(x, inferred)
-    here = aligned(grid, box_of(chosen.basic, x.shape))
+    here = locate(grid, (box_of(chosen.basic, x.shape),))
+    assert here is not None  # A chain of one box has parts in all shards.
     wants = [_want(result, k, chosen) for k in range(len(result.devices))]
     return GatherPlan(here.grid, chosen.dims, wants), here, arrays
 

@@ -136,12 +136,17 @@ def elements_of(x: ShardedTensor) -> Iterator[ShardedTensor]:
 
     In the memory of the host, several are copied at once; after a write, the rest are read one by one.
     """
-    version, storage = _version_of(x), x._storage
-    for begin in range(0, x.shape[0], _TOGETHER):
-        copies = _copied_together(x, begin) if (version, storage) == (_version_of(x), x._storage) else ()
-        for i in range(begin, min(begin + _TOGETHER, x.shape[0])):
-            is_current = (version, storage) == (_version_of(x), x._storage)
-            yield copies[i - begin] if copies and is_current else call("getitem", x, i)
+    version, storage, count = _version_of(x), x._storage, x.shape[0]
+    for begin in range(0, count, _TOGETHER):
+        is_current = x._storage is storage and _version_of(x) == version
+        copies = _copied_together(x, begin) if is_current else ()
+        if not copies:
+            for i in range(begin, min(begin + _TOGETHER, count)):
+                yield call("getitem", x, i)
+            continue
+        for i, copy in enumerate(copies, begin):
+            is_current = x._storage is storage and _version_of(x) == version
+            yield copy if is_current else call("getitem", x, i)
 
 
 def _version_of(x: ShardedTensor) -> int:
@@ -158,11 +163,17 @@ def _copied_together(x: ShardedTensor, begin: int) -> Sequence[ShardedTensor]:
         return ()
     if source.memory is None or source.unreduced or not source.backend.on_host:
         return ()
-    value = aval((), source.dtype, source.sharding.with_spec(P()), source.committed)
+    value = _value_of_element(source)
     copies = whole_array(x, "getitem")[begin : begin + _TOGETHER].copy()
     return [
         tensor(value, ScalarElement(value, source, Index((begin + k,)), (copies[k, ...],))) for k in range(len(copies))
     ]
+
+
+@functools.lru_cache(1024)
+def _value_of_element(source: Aval) -> Aval:
+    """Returns the aval of an element of a tensor."""
+    return aval((), source.dtype, source.sharding.with_spec(P()), source.committed)
 
 
 def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:

@@ -247,24 +247,27 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     """
     base, view_spec = x._base_and_view()
     identity = None
-    if base is x and x._aval.ndim:
+    if x._aval.ndim:
         identity = _identity(params, _MOST_REPEATED if op.name == "getitem" else sys.maxsize)
     if identity is None:
         inferred = _inferred(op, base._aval, view_spec, not x._aval.ndim and x._is_scalar, params)
     else:
-        key = (op, x._aval, identity)
-        inferred = _known.get(key, _UNKNOWN)
-        if inferred is _UNKNOWN:
-            inferred = _inferred(op, x._aval, view_spec, False, params)
+        # The view specs of views that are made again are the same objects, which takes less time to see than equality.
+        key = (op, x._aval, identity) if base is x else (op, base._aval, id(view_spec), identity)
+        found = _known.get(key)
+        if found is None:
+            found = view_spec, _inferred(op, base._aval, view_spec, False, params)
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()  # in one step, as other threads may do the same
-            _known[key] = inferred
+            _known[key] = found
+        inferred = found[1]
     return inferred and (base, *inferred)
 
 
-_UNKNOWN: Any = object()
-
-_known: dict[Any, tuple[ViewSpec, Aval, bool] | None] = {}
+_known: dict[Any, tuple[ViewSpec, tuple[ViewSpec, Aval, bool] | None]] = {}
+"""For an operator on a tensor or a view and its parameters: the view spec of the operand, which exists as long as a key
+has its number, and what is inferred.
+"""
 _MOST_KNOWN = 4096
 
 _MOST_REPEATED = 64

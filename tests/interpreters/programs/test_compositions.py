@@ -12,6 +12,7 @@ import pytest
 import shardtensor as st
 from shardtensor.core import composition, recorded
 from shardtensor.interpreters.programs.compositions import on_buffers, program_of
+from shardtensor.tensor.ownership import is_shared
 from tests.functions.test_small_results import assert_same_outcome
 from tests.layouts import mesh_of
 from tests.numpy_table import leaves
@@ -64,6 +65,25 @@ def test_views_of_one_value_stay_views_of_it() -> None:
         rows, turned = composed(x)
         rows[...] = 5
         assert turned.tolist() == [[1, 5, 5]] * 3
+
+
+def test_a_result_that_is_a_view_of_new_memory_is_written_in_place() -> None:
+    @composition(recorded)
+    def composed(x: Any) -> Any:
+        return st.reshape(x * 2, (-1,))
+
+    split = st.NamedSharding(mesh_of((3,), "numpy"), st.P("x"))
+    x = st.device_put(np.arange(12.0).reshape(4, 3), split)
+    for given in (x, st.reshape(x, (3, 4))):
+        composed(given)  # The second call records it.
+        for _ in range(2):
+            result = composed(given)
+            assert not is_shared(result._storage)
+            buffer = result._storage.buffers[0]
+            result[0] = 7.0
+            assert result._storage.buffers[0] is buffer
+            assert float(result[0]) == 7.0
+    assert np.asarray(x).tolist() == np.arange(12.0).reshape(4, 3).tolist()
 
 
 def test_what_is_not_recorded() -> None:
