@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 VARIABLE = "SHARDTENSOR_PEER_PYTHON"
 OPTION = "--peer-python"
 
-LIBRARIES = ("dask", "jax", "numba", "orbax", "safetensors", "scipy", "tensorstore", "torch", "zarr")
+LIBRARIES = ("cupynumeric", "dask", "jax", "numba", "orbax", "safetensors", "scipy", "tensorstore", "torch", "zarr")
 """The peers. NumPy, CuPy and mpi4py, with which shardtensor computes, run on the same Python as shardtensor."""
 
 START_LIMIT = 60.0
