@@ -107,17 +107,22 @@ def _sort(out: Any, x: Any, axis: int, stable: bool) -> None:
 
 def _order_zeros(x: Any, result: Any, axis: int) -> None:
     """Writes the zeros of x, which differ in their signs, into the sorted array in the order that they have in x."""
-    if _has_zeros(result):
+    if _has_negative_zeros(result):
         lines, ordered = np.moveaxis(x, axis, -1), np.moveaxis(result, axis, -1)
         ordered[ordered == 0] = lines[lines == 0]
 
 
-def _has_zeros(x: Any) -> bool:
-    """Whether an array, which is sorted if it has one dimension, has several zeros."""
-    if x.ndim > 1:  # NumPy compares numbers with zero, and counts bools, several times as fast as it counts numbers.
-        return bool(np.count_nonzero(x == 0) > 1)
-    zero = x.dtype.type(0)  # NumPy would convert the whole array to float64 to find an int in it.
-    return bool(np.searchsorted(x, zero, side="right") - np.searchsorted(x, zero) > 1)
+def _has_negative_zeros(x: Any) -> bool:
+    """Whether an array, which is sorted if it has one dimension, has several zeros, and -0.0 among them."""
+    if x.ndim == 1:
+        zero = x.dtype.type(0)  # NumPy would convert the whole array to float64 to find an int in it.
+        zeros = x[np.searchsorted(x, zero) : np.searchsorted(x, zero, side="right")]
+        return zeros.size > 1 and bool(np.signbit(zeros).any())
+    if x.size and x.dtype.itemsize <= 8:  # Of all bits, those of -0.0 are the least integer.
+        bits = x.view(f"i{x.dtype.itemsize}")
+        if bits.min() != np.iinfo(bits.dtype).min:
+            return False
+    return bool(np.count_nonzero(x == 0) > 1)  # NumPy counts bools several times as fast as numbers.
 
 
 def _is_long_line(x: Any, axis: int) -> bool:

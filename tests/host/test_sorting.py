@@ -46,13 +46,34 @@ def test_zeros_are_found_without_a_copy_of_the_line() -> None:
     x = np.linspace(-1.0, 1.0, 1 << 18, dtype=np.float32)
     tracemalloc.start()
     try:
-        assert not host_sorting._has_zeros(x)
+        assert not host_sorting._has_negative_zeros(x)
         assert tracemalloc.get_traced_memory()[1] < 4096
     finally:
         tracemalloc.stop()
 
 
 NUMBERS = ["bool", "int8", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ([0.0, 0.0, 0.0], False),
+        ([-0.0, 0.0, 1.0], True),
+        ([-np.inf, -0.0, 0.0], True),
+        ([-0.0, -0.0, np.nan], True),
+        ([-np.inf, -1.0, -0.0], False),  # one zero
+        ([-1.0, 1.0, -np.nan], False),
+        ([], False),
+    ],
+)
+def test_zeros_of_both_signs_are_found(line: list[float], found: bool, dtype: str) -> None:
+    x = np.array(line, dtype)
+    assert host_sorting._has_negative_zeros(x) == found
+    lines = np.stack([np.ones_like(x), x], axis=1)
+    for several in lines, lines.T, lines[:, ::-1]:
+        assert host_sorting._has_negative_zeros(several) == (found or (dtype == "longdouble" and sum(x == 0) > 1))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
