@@ -328,7 +328,9 @@ class _Table:
         self._least, self._greatest, self._size = keys.min(), keys.max(), keys.size
         bits = int(self._greatest - self._least).bit_length() - min(_BUCKETS, keys.size).bit_length()
         self._shift = keys.dtype.type(max(bits, 0))
-        counts = np.bincount(self._buckets(keys))
+        counts = np.zeros(int(self._buckets(self._greatest)) + 1, np.intp)
+        for begin in range(0, keys.size, 4 * _BUCKETS):  # Numbers of buckets take more memory than the keys.
+            counts += np.bincount(self._buckets(keys[begin : begin + 4 * _BUCKETS]), minlength=counts.size)
         self._starts = np.append(0, np.cumsum(counts))
         self._steps = int(counts.max()).bit_length()
         # The steps that begin in the last bucket compare with elements behind it.
