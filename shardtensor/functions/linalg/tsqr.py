@@ -184,7 +184,7 @@ def _triangular(xp: Any, x: Any) -> tuple[Any, ...]:
     blocks, rest = _blocks(x)
     if blocks is None:
         return (np.linalg.qr(x, mode="r"),)
-    r = np.linalg.qr(blocks, mode="r")
+    r: Any = np.linalg.qr(blocks, mode="r")
     return (np.linalg.qr(np.concatenate([r.reshape(-1, x.shape[-1]), rest]), mode="r"),)
 
 
