@@ -23,6 +23,7 @@ LINES: dict[str, Callable[[int, int], Any]] = {
     "two values": lambda n, threads: np.arange(n) % 2,
     "runs": lambda n, threads: np.repeat(np.arange(n // 1000 + 1), 1000)[:n],
     "nan": lambda n, threads: np.where(RANDOM.random(n) < 0.4, np.nan, RANDOM.random(n)),
+    "half zeros": lambda n, threads: np.maximum(RANDOM.standard_normal(n), 0),
     "only nan": lambda n, threads: np.full(n, np.nan),
     # The elements of each thread are in another range, so that all parts overlap.
     "ranges": lambda n, threads: np.arange(n) % threads * 1000 + RANDOM.integers(0, 900, n),
@@ -39,6 +40,16 @@ def test_any_number_of_threads_sorts(name: str, threads: int, monkeypatch: pytes
         np.testing.assert_array_equal(host_sorting.sort(line, 0), np.sort(line))
         keys = line.astype("float32")
         np.testing.assert_array_equal(host_sorting.argsort(keys, 0), np.argsort(keys, stable=True))
+
+
+@pytest.mark.parametrize("least", [4, 1 << 20])
+@pytest.mark.parametrize("name", LINES)
+def test_elements_of_ranks_are_selected(name: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are sorted because an element is repeated often, and of those that are partitioned."""
+    monkeypatch.setattr(host_sorting, "_SAMPLED_FROM", least)
+    lines = np.stack([LINES[name](1001, 2), np.arange(1001)])
+    for ranks in [0], [500], [1000], [3, 499, 500, 501, 1000]:
+        np.testing.assert_array_equal(host_sorting.elements_of_ranks(lines, ranks), np.sort(lines)[:, ranks])
 
 
 def test_zeros_are_found_without_a_copy_of_the_line() -> None:
