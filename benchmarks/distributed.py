@@ -18,10 +18,13 @@ from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, NotMeasured
 from tables import Best, Cells, Row, Table, Target
 
 TITLE = f"Whole dimensions: rows over {DEVICES} logical devices of one host, eager; JAX (n): jit on n CPU devices"
-SCIPY, TORCH = "SciPy", "PyTorch"
+SCIPY, TORCH, DASK, CUPYNUMERIC = "SciPy", "PyTorch", "Dask", "cuPyNumeric"
 JAX = Best("best JAX", (JAX_2, JAX_8))
 LIMIT, TALL_LIMIT = 8.0, 40.0
 """The time limits of a call in seconds; a case that exceeds its limit has no figure."""
+
+LEGATE_MEMORY = 8192
+"""The memory of cuPyNumeric's arrays in MiB."""
 
 PARTS: dict[str, tuple[Row, ...]] = {
     "squares": (
@@ -35,7 +38,7 @@ PARTS: dict[str, tuple[Row, ...]] = {
     "transforms": (
         Row("rfft rows", "rfft along rows, 4096²", (Target(1.1, SCIPY),)),
         Row("rfft split", "rfft along the split axis", (Target(1.5, SCIPY),)),
-        Row("fft line", "fft of one line, 16 Mi", (Target(1.3, SCIPY),)),
+        Row("fft line", "fft of one line, 16 Mi", (Target(1.3, SCIPY), Target(1.0, TORCH))),
     ),
     "lines": (
         Row("sort line", "sort, 16 Mi", (Target(0.8, NUMPY),)),
@@ -45,13 +48,14 @@ PARTS: dict[str, tuple[Row, ...]] = {
         Row("histogram", "histogram of 256 bins, 16 Mi", (Target(0.5, NUMPY),)),
     ),
     "sets": (
-        Row("searchsorted", "searchsorted, 16 Mi in 1 Mi", (Target(0.7, NUMPY),)),
+        Row("searchsorted", "searchsorted, 16 Mi in 1 Mi", (Target(0.7, NUMPY), Target(1.0, JAX))),
         Row("unique", "unique, 16 Mi int32", (Target(0.9, NUMPY),)),
         Row("take", "x[idx], 16 Mi from 16 Mi", (Target(0.7, NUMPY),)),
     ),
     "tall": (
-        Row("qr", "qr, (4 Mi, 32)", (Target(0.6, NUMPY),)),
-        Row("svd", "svd, (4 Mi, 32)", (Target(0.6, NUMPY),)),
+        Row("qr", "qr, (1 Mi, 32)", (Target(0.6, NUMPY),)),
+        Row("svd", "svd, (1 Mi, 32)", (Target(0.6, NUMPY),)),
+        Row("lstsq", "lstsq, (60 000, 32)", (Target(1.0, NUMPY),)),
     ),
     "matrices": (
         Row("matmul", "x @ y on a 2 × 4 mesh, 4096³", (Target(1.1, NUMPY),)),
@@ -98,6 +102,8 @@ def start_workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContext
             SCIPY: ("scipy", "scipy_cases", {}),
             JAX_2: ("jax", "jax_cases", harness.virtual_devices(2)),
             TORCH: ("torch", "torch_cases", {}),
+            DASK: ("dask", "dask_cases", {}),
+            CUPYNUMERIC: ("cupynumeric", "cupynumeric_cases", legate()),
         }
     kind = "tiny_" if tiny else ""
     return harness.start_workers(
@@ -106,6 +112,11 @@ def start_workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContext
             for column, (package, cases, environment) in columns.items()
         }
     )
+
+
+def legate() -> dict[str, str]:
+    """Returns the environment variables with which cuPyNumeric runs on CPUs, also where it finds a GPU."""
+    return {"LEGATE_AUTO_CONFIG": "0", "LEGATE_CONFIG": f"--cpus {harness.usable_cores()} --sysmem {LEGATE_MEMORY}"}
 
 
 def sampler(worker: Any, name: str, limit: float) -> harness.Sampler:
@@ -139,12 +150,14 @@ def measure_part(part: str, effort: Effort, workers: Mapping[str, Any]) -> Cells
 
 def make_table(cells: Cells, effort: Effort) -> Table:
     """Returns the table of all parts."""
-    environment = machine.describe_environment(("numpy", "scipy", "jax", "torch", "shardtensor")) | {
+    environment = machine.describe_environment(
+        ("numpy", "scipy", "jax", "torch", "dask", "cupynumeric", "shardtensor")
+    ) | {
         "rounds": f"large arrays {effort.large}, tall matrices {effort.tall}, tiny arrays {effort.tiny}",
         "tiny": "8 devices with separate memories on the host (separate_memories.py); JAX is eager",
     }
     rows = tuple(itertools.chain.from_iterable(PARTS.values()))
-    columns = (PROJECT, NUMPY, SCIPY, JAX_8, JAX_2, TORCH)
+    columns = (PROJECT, NUMPY, SCIPY, JAX_8, JAX_2, TORCH, DASK, CUPYNUMERIC)
     return Table(TITLE, environment, columns, rows, cells)
 
 

@@ -30,13 +30,15 @@ class Sizes:
         line: the elements of arrays with one dimension.
         table: the elements of the sorted array that is searched.
         tall: the rows and columns of a tall matrix.
+        equations: those of a matrix of linear equations that are solved in the least-squares sense.
         steps: the number of steps of Jacobi's method.
     """
 
     side: int = 4096
     line: int = 2**24
     table: int = 2**20
-    tall: tuple[int, int] = (2**22, 32)
+    tall: tuple[int, int] = (2**20, 32)
+    equations: tuple[int, int] = (60_000, 32)
     steps: int = 50
 
     @classmethod
@@ -51,7 +53,7 @@ class Sizes:
 
 
 FULL = Sizes()
-TINY = Sizes(side=32, line=256, table=32, tall=(64, 4), steps=2)
+TINY = Sizes(side=32, line=256, table=32, tall=(64, 4), equations=(64, 4), steps=2)
 
 GROUP = {
     **dict.fromkeys(("sort split", "sort other", "scan split", "scan other", "rfft rows", "rfft split"), "square"),
@@ -61,6 +63,7 @@ GROUP = {
     "fft line": "complex",
     "matmul": "matrices",
     **dict.fromkeys(("qr", "svd"), "tall"),
+    "lstsq": "equations",
     **dict.fromkeys(("cholesky", "solve"), "definite"),
     "overlap": "square",
     "take": "positions",
@@ -93,6 +96,8 @@ def operands(sizes: Sizes, group: str) -> list[Any]:
             return [normal(n, n), normal(n, n)]
         case "tall":
             return [normal(*sizes.tall)]
+        case "equations":
+            return [normal(*sizes.equations), normal(sizes.equations[0])]
         case "definite":
             square = normal(n, n)
             return [square @ square.T / n + np.eye(n, dtype=np.float32), normal(n)]
@@ -152,6 +157,7 @@ def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
         "matmul": lambda x, y: x @ y,
         "qr": xp.linalg.qr,
         "svd": lambda x: xp.linalg.svd(x, full_matrices=False),
+        "lstsq": lambda a, b: xp.linalg.lstsq(a, b)[0],
         "cholesky": lambda x, b: xp.linalg.cholesky(x),
         "solve": xp.linalg.solve,
         "take": lambda x, i: x[i],
@@ -235,6 +241,7 @@ def torch_cases() -> Cases:
         "matmul": torch.matmul,
         "qr": torch.linalg.qr,
         "svd": lambda x: torch.linalg.svd(x, full_matrices=False),
+        "lstsq": lambda a, b: torch.linalg.lstsq(a, b[:, None]).solution,
         "cholesky": lambda x, b: torch.linalg.cholesky(x),
         "solve": torch.linalg.solve,
         "take": lambda x, i: x[i],
@@ -246,6 +253,82 @@ def torch_cases() -> Cases:
         return u
 
     return library_cases({**functions, "overlap": overlap}, lambda group, array: torch.from_numpy(array))
+
+
+def dask_cases() -> Cases:
+    """Returns the cases of Dask, of arrays of eight chunks, computed by its threads.
+
+    It has no sort, and its percentiles are approximate. Where it needs whole lines in one chunk, or square chunks, the
+    arrays are rechunked.
+    """
+    import dask
+    import dask.array as da
+
+    def blocks(x: Any) -> Any:
+        return x.rechunk([-(-n // 2) for n in x.shape])
+
+    functions = {
+        "searchsorted": da.searchsorted,
+        "unique": da.unique,
+        "scan split": lambda x: da.cumsum(x, axis=0),
+        "scan other": lambda x: da.cumsum(x, axis=1),
+        "median": lambda x: da.median(x, axis=0),
+        "histogram": lambda x: da.histogram(x, 256, (0, 1))[0],
+        "rfft rows": lambda x: da.fft.rfft(x, axis=1),
+        "rfft split": lambda x: da.fft.rfft(x.rechunk({0: -1, 1: "auto"}), axis=0),
+        "fft line": lambda x: da.fft.fft(x.rechunk(-1)),
+        "matmul": lambda x, y: x @ y,
+        "qr": da.linalg.qr,
+        "svd": da.linalg.svd,
+        "lstsq": lambda a, b: da.linalg.lstsq(a, b)[0],
+        "cholesky": lambda x, b: da.linalg.cholesky(blocks(x), lower=True),
+        "solve": lambda x, b: da.linalg.solve(blocks(x), blocks(b)),
+        "take": lambda x, i: x[i],
+    }
+
+    def overlap(u: Any) -> Any:
+        for _ in range(Sizes.from_environment().steps):
+            u = u.map_overlap(stencil, depth=1, boundary=0, trim=False, meta=u._meta)
+        return u
+
+    def computed(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *operands: dask.compute(f(*operands))
+
+    def place(group: str, array: Any) -> Any:
+        grid = (2, DEVICES // 2) if group == "matrices" else (DEVICES, *[1] * (array.ndim - 1))
+        return da.from_array(array, chunks=[-(-n // k) for n, k in zip(array.shape, grid, strict=True)], name=False)
+
+    return library_cases({name: computed(f) for name, f in (functions | {"overlap": overlap}).items()}, place)
+
+
+def cupynumeric_cases() -> Cases:
+    """Returns the cases of cuPyNumeric on CPUs, except for those that it leaves to NumPy."""
+    import cupynumeric
+    from legate.core import get_legate_runtime
+
+    functions = expressions(cupynumeric)
+    del functions["lstsq"]
+    functions["argsort line"] = lambda x: cupynumeric.argsort(x, kind="stable")
+
+    def overlap(u: Any) -> Any:
+        tall = cupynumeric.zeros([n + 2 for n in u.shape], u.dtype)
+        tall[1:-1, 1:-1] = u
+        for _ in range(Sizes.from_environment().steps):
+            tall[1:-1, 1:-1] = stencil(tall)
+        return tall[1:-1, 1:-1]
+
+    def blocking(f: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*operands: Any) -> Any:
+            result = f(*operands)
+            get_legate_runtime().issue_execution_fence(block=True)
+            return result
+
+        return call
+
+    functions["overlap"] = overlap
+    return library_cases(
+        {name: blocking(f) for name, f in functions.items()}, lambda group, array: cupynumeric.array(array)
+    )
 
 
 def jax_cases() -> Cases:
@@ -270,14 +353,10 @@ def jax_cases() -> Cases:
         return jax.shard_map(steps, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))(u)
 
     laid_out = {"sort split", "sort other", "sort line", "argsort line", "scan split", "scan other", "take"}
-    eager = {"unique", "qr", "svd"}  # The size of unique's result depends on the elements, so that jit rejects it.
     compiled = {"overlap": jax.jit(overlap)}
     for name, function in expressions(jax.numpy).items():
-        if name not in eager:
-            compiled[name] = jax.jit(function, out_shardings=rows) if name in laid_out else jax.jit(function)
-    compiled["unique"] = jax.numpy.unique
-    if devices == 2:  # Eight copies of a tall matrix do not fit into the memory of a small machine.
-        compiled |= {name: jax.jit(expressions(jax.numpy)[name]) for name in ("qr", "svd")}
+        compiled[name] = jax.jit(function, out_shardings=rows) if name in laid_out else jax.jit(function)
+    compiled["unique"] = jax.numpy.unique  # The size of the result depends on the elements, so that jit rejects it.
 
     def blocking(call: Any) -> Callable[..., Any]:
         return lambda *operands: jax.block_until_ready(call(*operands))

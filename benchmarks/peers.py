@@ -23,7 +23,8 @@ VARIABLE = "SHARDTENSOR_PEER_PYTHON"
 OPTION = "--peer-python"
 
 LIBRARIES = (
-    "dask", "jax", "mlx", "numba", "orbax", "safetensors", "scipy", "tensorstore", "tinygrad", "torch", "zarr",
+    "cupynumeric", "dask", "jax", "mlx", "numba", "orbax", "safetensors", "scipy", "tensorstore", "tinygrad", "torch",
+    "zarr",
 )  # fmt: skip
 """The peers. NumPy, CuPy and mpi4py, with which shardtensor computes, run on the same Python as shardtensor."""
 

@@ -82,9 +82,10 @@ def transposed(x: Any) -> Any:
     count = -(-columns // _STRIP)
 
     def work(k: int) -> None:
-        begin = k % count * _STRIP
-        end, at = begin + _STRIP, k // count * _STRIP
-        np.copyto(out[..., begin:end, at : at + _STRIP], np.swapaxes(x[..., at : at + _STRIP, begin:end], -1, -2))
+        begin, first = k % count * _STRIP, k // count * _STRIP
+        end = begin + _STRIP
+        for at in range(first, min(first + _STRIP, rows), _ROWS):
+            np.copyto(out[..., begin:end, at : at + _ROWS], np.swapaxes(x[..., at : at + _ROWS, begin:end], -1, -2))
 
     each(work, count * -(-rows // _STRIP))
     return out
@@ -92,3 +93,8 @@ def transposed(x: Any) -> Any:
 
 _STRIP = 256
 """Rows and columns of the tiles of a transposition: those of one tile stay in the cache."""
+
+_ROWS = 32
+"""Rows of a tile that are transposed at a time. The addresses of columns often differ by powers of two, so that few of
+them stay in the first cache.
+"""

@@ -34,6 +34,18 @@ _DIVIDED_FROM = 1 << 16
 _SEARCHED_IN_ORDER = 1 << 18
 """Bytes of an array from which it is searched for elements in order, so that branches and caches are predicted well."""
 
+_SEARCHED = 1 << 15
+"""Elements that are searched for at a time, which stay in the cache."""
+
+_BUCKETS = 1 << 20
+"""The greatest number of buckets of a table that is searched."""
+
+_SAMPLED_FROM = 1 << 14
+"""Elements of a row from which a sample shows whether one of them is repeated often."""
+
+_SAMPLE = 256
+"""Elements of the sample."""
+
 _INDEX = np.uint64((1 << 32) - 1)
 """The bits of a word that hold an index."""
 
@@ -101,17 +113,22 @@ def _sort(out: Any, x: Any, axis: int, stable: bool) -> None:
 
 def _order_zeros(x: Any, result: Any, axis: int) -> None:
     """Writes the zeros of x, which differ in their signs, into the sorted array in the order that they have in x."""
-    if _has_zeros(result):
+    if _has_negative_zeros(result):
         lines, ordered = np.moveaxis(x, axis, -1), np.moveaxis(result, axis, -1)
         ordered[ordered == 0] = lines[lines == 0]
 
 
-def _has_zeros(x: Any) -> bool:
-    """Whether an array, which is sorted if it has one dimension, has several zeros."""
-    if x.ndim > 1:  # NumPy compares numbers with zero, and counts bools, several times as fast as it counts numbers.
-        return bool(np.count_nonzero(x == 0) > 1)
-    zero = x.dtype.type(0)  # NumPy would convert the whole array to float64 to find an int in it.
-    return bool(np.searchsorted(x, zero, side="right") - np.searchsorted(x, zero) > 1)
+def _has_negative_zeros(x: Any) -> bool:
+    """Whether an array, which is sorted if it has one dimension, has several zeros, and -0.0 among them."""
+    if x.ndim == 1:
+        zero = x.dtype.type(0)  # NumPy would convert the whole array to float64 to find an int in it.
+        zeros = x[np.searchsorted(x, zero) : np.searchsorted(x, zero, side="right")]
+        return zeros.size > 1 and bool(np.signbit(zeros).any())
+    if x.size and x.dtype.itemsize <= 8:  # Of all bits, those of -0.0 are the least integer.
+        bits = x.view(f"i{x.dtype.itemsize}")
+        if bits.min() != np.iinfo(bits.dtype).min:
+            return False
+    return bool(np.count_nonzero(x == 0) > 1)  # NumPy counts bools several times as fast as numbers.
 
 
 def _is_long_line(x: Any, axis: int) -> bool:
@@ -167,17 +184,20 @@ def _words(x: Any, axis: int, descending: bool) -> Any:
 
 
 def _keys(x: Any) -> Any:
-    """Returns unsigned integers of four bytes whose order is that of the elements."""
+    """Returns unsigned integers of four bytes, or of eight, whose order is that of the elements."""
+    size = max(x.dtype.itemsize, 4)
+    unsigned, signed, real = [np.dtype(f"{kind}{size}") for kind in "uif"]
     if x.dtype.kind in "bu":
-        return x.astype(np.uint32)
-    sign = np.uint32(1 << 31)
+        return x.astype(unsigned)
+    last = 8 * size - 1
+    sign = unsigned.type(1 << last)
     if x.dtype.kind == "i":
-        return x.astype(np.int32).view(np.uint32) ^ sign
-    numbers = x.astype(np.float32) + np.float32(0)  # -0.0 and 0.0 are equal.
-    bits = numbers.view(np.uint32)
+        return x.astype(signed).view(unsigned) ^ sign
+    numbers = x.astype(real) + real.type(0)  # -0.0 and 0.0 are equal.
+    bits = numbers.view(unsigned)
     # The order of negative numbers is the reverse of that of their bits.
-    keys = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | sign)
-    keys[np.isnan(numbers)] = _INDEX  # All NaN are equal.
+    keys = bits ^ ((bits.view(signed) >> last).view(unsigned) | sign)
+    keys[np.isnan(numbers)] = np.iinfo(unsigned).max  # All NaN are equal.
     return keys
 
 
@@ -264,12 +284,24 @@ def _transpose(source: Any, target: Any) -> None:
 def searchsorted(x1: Any, x2: Any, side: str) -> Any:
     """Returns for each element of x2 the index in x1, which is in order, before which it is inserted.
 
-    In a large array, NumPy searches blocks of elements that are in order several times as fast as others.
+    NumPy's search mispredicts a branch in every second step. Many elements are searched for together, without branches
+    (`_Table`). Where x1 has more of them, NumPy searches blocks of elements that are in order, several times as fast as
+    others.
     """
     if x2.size < _DIVIDED_FROM or not x2.flags.c_contiguous:
         return np.searchsorted(x1, x2, side=side)  # type: ignore[call-overload]
     out, flat = memory_pool.empty(x2.shape, np.dtype(np.int64)), x2.reshape(-1)
-    into, in_order = out.reshape(-1), x1.nbytes >= _SEARCHED_IN_ORDER and x2.dtype.kind in "biuf"
+    into, dtype = out.reshape(-1), np.result_type(x1.dtype, x2.dtype)
+    if 0 < x1.size <= x2.size and dtype.kind in "biuf" and dtype.itemsize <= 8:
+        table = _Table(x1.astype(dtype, copy=False), side)
+
+        def find(k: int) -> None:
+            part = slice(k * _SEARCHED, (k + 1) * _SEARCHED)
+            table.find(flat[part].astype(dtype, copy=False), into[part])
+
+        each(find, -(-x2.size // _SEARCHED))
+        return out
+    in_order = x1.nbytes >= _SEARCHED_IN_ORDER and x2.dtype.kind in "biuf"
 
     def work(k: int) -> None:
         part = slice(k * _BLOCK, (k + 1) * _BLOCK)
@@ -282,6 +314,51 @@ def searchsorted(x1: Any, x2: Any, side: str) -> Any:
 
     each(work, -(-x2.size // _BLOCK))
     return out
+
+
+class _Table:
+    """Real numbers in order that are searched by bisection, in one step for many elements after the other.
+
+    The elements are mapped to integers of the same order, whose leading bits are the number of a bucket. The bucket of
+    an element is where its search begins, so that there are as many steps as the size of the largest bucket has bits:
+    of n elements, at most one more than without buckets.
+
+    Args:
+        x: the numbers, at least one.
+        side: "left" or "right": see `searchsorted`.
+    """
+
+    def __init__(self, x: Any, side: str) -> None:
+        keys = _keys(x)
+        # Of elements that are not in order, the results are undefined, but the buckets are not more than these.
+        self._least, self._greatest, self._size = keys.min(), keys.max(), keys.size
+        bits = int(self._greatest - self._least).bit_length() - min(_BUCKETS, keys.size).bit_length()
+        self._shift = keys.dtype.type(max(bits, 0))
+        counts = np.zeros(int(self._buckets(self._greatest)) + 1, np.intp)
+        for begin in range(0, keys.size, 4 * _BUCKETS):  # Numbers of buckets take more memory than the keys.
+            counts += np.bincount(self._buckets(keys[begin : begin + 4 * _BUCKETS]), minlength=counts.size)
+        self._starts = np.append(0, np.cumsum(counts))
+        self._steps = int(counts.max()).bit_length()
+        # The steps that begin in the last bucket compare with elements behind it.
+        absent = np.full(1 << self._steps, np.iinfo(keys.dtype).max, keys.dtype)
+        self._keys, self._precedes = np.append(keys, absent), np.less if side == "left" else np.less_equal
+
+    def _buckets(self, keys: Any) -> Any:
+        numbers = (np.clip(keys, self._least, self._greatest) - self._least) >> self._shift
+        return numbers.astype(np.intp)
+
+    def find(self, x: Any, out: Any) -> None:
+        """Writes the indices before which elements are inserted to ``out``."""
+        keys = _keys(x)
+        others, precedes, steps = np.empty_like(keys), np.empty(keys.shape, bool), np.empty(keys.shape, np.intp)
+        self._starts.take(self._buckets(keys), out=out, mode="clip")
+        for bit in reversed(range(self._steps)):
+            np.add(out, (1 << bit) - 1, out=steps)
+            self._keys.take(steps, out=others, mode="clip")
+            self._precedes(others, keys, out=precedes)
+            np.multiply(precedes, 1 << bit, out=steps)
+            np.add(out, steps, out=out)
+        np.minimum(out, self._size, out=out)  # The greatest elements do not precede what is behind all of them.
 
 
 def _order(x: Any) -> Any:
@@ -313,12 +390,27 @@ def elements_of_ranks(lines: Any, ranks: list[int]) -> Any:
 def _select(lines: Any, ranks: list[int]) -> None:
     """Rearranges rows so that the elements of the ranks are in their places.
 
-    NumPy takes five times as long to partition by several ranks as by one of them after the other.
+    NumPy takes five times as long to partition by several ranks as by one of them after the other; and it sorts rows in
+    less time than it partitions them by an element that is repeated often.
     """
     if not ranks:
         return
     middle = len(ranks) // 2
     rank = ranks[middle]
+    if lines.shape[1] >= _SAMPLED_FROM and _is_repeated(lines, rank):
+        lines.sort(axis=1)
+        return
     lines.partition(rank, axis=1)
     _select(lines[:, :rank], ranks[:middle])
     _select(lines[:, rank + 1 :], [other - rank - 1 for other in ranks[middle + 1 :]])
+
+
+def _is_repeated(lines: Any, rank: int) -> bool:
+    """Whether an element around a rank is probably that of a fifth of all ranks, in any row: it is in a sample."""
+    sample = np.sort(lines[:, :: max(lines.shape[1] // _SAMPLE, 1)], axis=1)
+    count = sample.shape[1]
+    at, near = rank * count // lines.shape[1], count // 32
+    for place in max(at - near, 0), at, min(at + near, count - 1):
+        if np.any(np.count_nonzero(sample == sample[:, place, None], axis=1) * 5 > count):
+            return True
+    return False

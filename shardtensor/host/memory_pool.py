@@ -25,10 +25,11 @@ from shardtensor.host.units import readable
 POOLED_FROM = 1 << 19
 """The minimum size in bytes of memory that the pool keeps. The C library reuses smaller memory itself."""
 
-_KEPT = 4 * POOLED_FROM
+_KEPT = (1 << 25) - (1 << 16)
 """The size in bytes of memory that is allocated and freed once. glibc returns free memory to the system above a
-threshold of 128 KiB, so that temporary arrays would get new pages in each call. The threshold rises to twice the size
-of the largest memory that was freed so far.
+threshold of 128 KiB, so that temporary arrays, those of functions that users map among them, would get new pages in
+each call, which takes longer than computing their elements. The threshold rises to twice the size of the largest memory
+that was freed so far, of those up to 32 MiB.
 """
 
 np.empty(_KEPT, np.uint8)

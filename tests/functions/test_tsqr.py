@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.linalg.tsqr import is_tall, is_wide
+from shardtensor.functions.linalg.tsqr import is_tall, is_wide, tall_r
 from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
 
@@ -111,6 +111,36 @@ def test_least_squares_of_tall_matrices(backend: str) -> None:
     assert log.bytes < a.nbytes + b.nbytes
 
 
+RIGHT_SIDES: dict[str, tuple[Any, ...]] = {
+    "one": ((), "float64", "float64"),
+    "half": ((2,), "float64", "float64"),  # the most columns that are factorized together with the matrix
+    "more": ((3,), "float64", "float64"),
+    "none": ((0,), "float64", "float64"),
+    "wider": ((1,), "float32", "float64"),
+    "narrower": ((1,), "complex64", "float32"),
+    "integers": ((1,), "int64", "int32"),
+}
+
+
+@pytest.mark.parametrize("lower_rank", [False, True])
+@pytest.mark.parametrize("name", RIGHT_SIDES)
+@everywhere
+def test_least_squares_with_any_right_sides(backend: str, name: str, lower_rank: bool) -> None:
+    columns, of_a, of_b = RIGHT_SIDES[name]
+    a, b = array((41, 4), of_a, 1), array((41, *columns), of_b, 2)
+    if lower_rank:
+        a[:, 3] = a[:, 1]
+    mesh = mesh_of((4,), backend)
+    found = linalg.lstsq(st.device_put(a, mesh), st.device_put(b, mesh), 1e-4)
+    wanted = np.linalg.lstsq(a, b, 1e-4)
+    tolerance = 1e-4 if "64" not in of_a or of_a == "complex64" else 1e-9
+    for part, expected in zip(found, wanted, strict=True):
+        assert np.shape(part) == np.shape(expected)
+        np.testing.assert_allclose(np.asarray(part), expected, rtol=tolerance, atol=tolerance)
+    inferred = st.eval_shape(lambda a, b: linalg.svdvals(a), st.device_put(a, mesh), st.device_put(b, mesh))
+    assert found[3].dtype == inferred.dtype
+
+
 @everywhere
 def test_matrices_that_are_not_tall_are_not_factorized_by_parts(backend: str) -> None:
     mesh = mesh_of((4,), backend)
@@ -131,7 +161,10 @@ def test_blocks_of_rows_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardtensor.functions.linalg.tsqr._BLOCK", 64)
     for m in (64, 400, 407):
         host = array((m, 3), "float64", m)
-        residuals(host, *linalg.qr(st.device_put(host, mesh_of((3,), "numpy"))))
+        x = st.device_put(host, mesh_of((3,), "numpy"))
+        q, r = linalg.qr(x)
+        residuals(host, q, r)
+        assert np.array_equal(np.asarray(tall_r(x)), np.asarray(r))  # without Q, the same bits
 
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"])

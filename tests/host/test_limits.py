@@ -300,6 +300,29 @@ def test_temporary_arrays_reuse_pages() -> None:
     assert int(output_of(done)) < 1000, "pages of 4 KiB for 8 MiB of numbers"
 
 
+PAGES_OF_PROGRAMS = """
+import resource
+import numpy as np
+from shardtensor.host import memory_pool
+
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        temporary = [np.ones(1 << 23, np.uint8) for _ in range(3)]
+        del temporary
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(new_pages(), new_pages())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep free memory by other rules")
+def test_temporary_arrays_of_programs_keep_their_pages() -> None:
+    """Three arrays of 8 MiB have 12 pages, if all are huge, and otherwise 6,144."""
+    _, again = output_of(new_process("-c", PAGES_OF_PROGRAMS)).split()
+    assert int(again) < 12
+
+
 ALIASES: dict[str, Callable[[Any], Any]] = {
     "tensor": lambda x: x,
     "view": lambda x: x[5:70],

@@ -6,10 +6,13 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as some
 
 from shardtensor.host import host_sorting
+from tests.draws import drawn
 
 RANDOM = np.random.default_rng(0)
 
@@ -20,6 +23,7 @@ LINES: dict[str, Callable[[int, int], Any]] = {
     "two values": lambda n, threads: np.arange(n) % 2,
     "runs": lambda n, threads: np.repeat(np.arange(n // 1000 + 1), 1000)[:n],
     "nan": lambda n, threads: np.where(RANDOM.random(n) < 0.4, np.nan, RANDOM.random(n)),
+    "half zeros": lambda n, threads: np.maximum(RANDOM.standard_normal(n), 0),
     "only nan": lambda n, threads: np.full(n, np.nan),
     # The elements of each thread are in another range, so that all parts overlap.
     "ranges": lambda n, threads: np.arange(n) % threads * 1000 + RANDOM.integers(0, 900, n),
@@ -38,32 +42,94 @@ def test_any_number_of_threads_sorts(name: str, threads: int, monkeypatch: pytes
         np.testing.assert_array_equal(host_sorting.argsort(keys, 0), np.argsort(keys, stable=True))
 
 
+@pytest.mark.parametrize("least", [4, 1 << 20])
+@pytest.mark.parametrize("name", LINES)
+def test_elements_of_ranks_are_selected(name: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are sorted because an element is repeated often, and of those that are partitioned."""
+    monkeypatch.setattr(host_sorting, "_SAMPLED_FROM", least)
+    lines = np.stack([LINES[name](1001, 2), np.arange(1001)])
+    for ranks in [0], [500], [1000], [3, 499, 500, 501, 1000]:
+        np.testing.assert_array_equal(host_sorting.elements_of_ranks(lines, ranks), np.sort(lines)[:, ranks])
+
+
 def test_zeros_are_found_without_a_copy_of_the_line() -> None:
     """NumPy converts a whole array of float32 to float64 to find an int in it."""
     x = np.linspace(-1.0, 1.0, 1 << 18, dtype=np.float32)
     tracemalloc.start()
     try:
-        assert not host_sorting._has_zeros(x)
+        assert not host_sorting._has_negative_zeros(x)
         assert tracemalloc.get_traced_memory()[1] < 4096
     finally:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64", "float16", "float32", "float64", "complex64"])
+NUMBERS = ["bool", "int8", "uint32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ([0.0, 0.0, 0.0], False),
+        ([-0.0, 0.0, 1.0], True),
+        ([-np.inf, -0.0, 0.0], True),
+        ([-0.0, -0.0, np.nan], True),
+        ([-np.inf, -1.0, -0.0], False),  # one zero
+        ([-1.0, 1.0, -np.nan], False),
+        ([], False),
+    ],
+)
+def test_zeros_of_both_signs_are_found(line: list[float], found: bool, dtype: str) -> None:
+    x = np.array(line, dtype)
+    assert host_sorting._has_negative_zeros(x) == found
+    lines = np.stack([np.ones_like(x), x], axis=1)
+    for several in lines, lines.T, lines[:, ::-1]:
+        assert host_sorting._has_negative_zeros(several) == (found or (dtype == "longdouble" and sum(x == 0) > 1))
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_large_arrays_are_searched_for_elements_in_order(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, side: str
-) -> None:
-    """Blocks of elements in any order, in order, equal, and with NaN and zeros of both signs, are found as by NumPy."""
-    for name, least in ("_SEARCHED_IN_ORDER", 8), ("_DIVIDED_FROM", 16), ("_BLOCK", 32):
-        monkeypatch.setattr(host_sorting, name, least)
+def test_large_arrays_are_searched_as_by_numpy(monkeypatch: pytest.MonkeyPatch, dtype: str, side: str) -> None:
+    """Elements in any order, in order, equal, and with NaN and zeros of both signs, in tables of fewer and of more."""
+    lows = {"_SEARCHED_IN_ORDER": 8, "_DIVIDED_FROM": 16, "_BLOCK": 32, "_SEARCHED": 16, "_BUCKETS": 16}
+    for name, low in lows.items():
+        monkeypatch.setattr(host_sorting, name, low)
     generator = np.random.default_rng(0)
-    table = np.sort(generator.integers(-9, 9, 20).astype(dtype))
     wanted = generator.integers(-12, 12, 150).astype(dtype)
     wanted[32:64].sort()
     wanted[64:96] = wanted[64]
     if wanted.dtype.kind in "fc":
-        wanted[::7], wanted[1::9], table[-1] = np.nan, -0.0, np.nan
-    for x2 in wanted, wanted.reshape(10, 15), wanted.astype("f8") if wanted.dtype.kind != "c" else wanted[:0]:
-        found = host_sorting.searchsorted(table, x2, side)
-        np.testing.assert_array_equal(found, np.searchsorted(table, x2, side=side), strict=True)
+        wanted[::7], wanted[1::9] = np.nan, -0.0
+    for count in 0, 1, 20, 150, 200:
+        table = np.sort(generator.integers(-9, 9, count).astype(dtype))
+        if wanted.dtype.kind in "fc":
+            table[-1:] = np.nan
+        for x2 in wanted, wanted.reshape(10, 15), wanted.astype("f8") if wanted.dtype.kind != "c" else wanted[:0]:
+            found = host_sorting.searchsorted(table, x2, side)
+            np.testing.assert_array_equal(found, np.searchsorted(table, x2, side=side), strict=True)
+
+
+BITS = some.one_of(some.integers(0, (1 << 64) - 1), some.sampled_from([0, 1, 1 << 63, (1 << 64) - 1, 0x7FF0 << 48]))
+
+
+@hypothesis.settings(max_examples=drawn(100, fast=20))
+@hypothesis.given(
+    table=some.lists(BITS, min_size=1, max_size=40),
+    others=some.lists(BITS, max_size=60),
+    dtype=some.sampled_from(["u8", "i8", "f8", "u4", "i4", "f4", "f2"]),
+    side=some.sampled_from(["left", "right"]),
+)
+def test_tables_of_any_bits_are_searched(table: list[int], others: list[int], dtype: str, side: str) -> None:
+    """All distributions, among them infinities, NaN of any bits, subnormal numbers, and elements of the table itself."""
+    in_order = np.sort(np.array(table, np.uint64).view(dtype))
+    wanted = np.concatenate([np.array(others, np.uint64).view(dtype), in_order])
+    found = np.empty(wanted.shape, np.int64)
+    with np.errstate(invalid="ignore"):
+        host_sorting._Table(in_order, side).find(wanted, found)
+    np.testing.assert_array_equal(found, np.searchsorted(in_order, wanted, side=side), strict=True)
+
+
+def test_elements_in_no_order_are_searched_without_an_error() -> None:
+    wanted = np.arange(1 << 16)
+    found = host_sorting.searchsorted(np.array([5, -(1 << 62), 1 << 62, 0]), wanted, "left")
+    assert 0 <= found.min() <= found.max() <= 4

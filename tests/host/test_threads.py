@@ -852,6 +852,27 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
     plan_cache._cached_plan.cache_clear()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_kernels_of_algorithms_share_the_cores(
+    threads: int, three_in_blas: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BLAS has so many threads in each kernel that all have as many as there are cores."""
+    factorize, found = np.linalg.qr, set[int]()
+
+    @functools.wraps(factorize)
+    def watched(*args: Any, **options: Any) -> Any:
+        found.update(blas_thread_counts())
+        return factorize(*args, **options)
+
+    monkeypatch.setattr(np.linalg, "qr", watched)
+    x = np.random.default_rng(0).random((1 << 16, 16))
+    with st.set_num_threads(threads):
+        q, r = st.linalg.qr(st.asarray(x, device=st.make_mesh((4,), ("x",))))
+    assert found == {max(threads // 4, 1)}
+    np.testing.assert_allclose(np.asarray(q @ r), x, atol=1e-12)
+    assert blas_thread_counts() == {3}
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_products_have_one_thread_of_blas_in_each(threads: int, products: list[Any], three_in_blas: None) -> None:
     x = np.arange(300.0 * 300).reshape(300, 300)

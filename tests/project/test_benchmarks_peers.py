@@ -196,7 +196,8 @@ def test_both_versions_are_in_the_table(
 
 def test_the_line_of_versions(fake: str, monkeypatch: pytest.MonkeyPatch, harness: Any) -> None:
     line = harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: fake}).decode()
-    assert line.startswith(f"peers: Python {sys.version.split()[0]} ({fake}): dask not installed, jax 0.99.1, mlx ")
+    start = f"peers: Python {sys.version.split()[0]} ({fake}): cupynumeric not installed, dask not installed, "
+    assert line.startswith(f"{start}jax 0.99.1, mlx ")
     with pytest.raises(harness.PeerError, match=r"status 1, and printed: peers.py: the peers' Python \(--peer-python"):
         harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: "/nowhere"})
 

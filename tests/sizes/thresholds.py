@@ -67,10 +67,11 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.host.blockwise": {
         "LONG": 0.0, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
     },
-    "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 2},
+    "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 4, "_ROWS": 2},
     "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
     "shardtensor.host.host_sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
+        "_SEARCHED": 2, "_BUCKETS": 4, "_SAMPLED_FROM": 4, "_SAMPLE": 2,
     },
     "shardtensor.interpreters.execution.blocked_reduction": {
         "_BLOCK": 4, "_BLOCKS": 2, "_LARGE": 16, "_CACHED": 4, "_WIDTH": 2, "_FACTORS": (2, 3, 32), "_ROWS": 2,

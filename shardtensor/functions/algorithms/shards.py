@@ -17,8 +17,9 @@ from shardtensor.communication.between_processes.processes import completed, els
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import HostCopies
+from shardtensor.host.blas_threads import Limit
 from shardtensor.host.blockwise import BYTE, LONG
-from shardtensor.host.threads import each
+from shardtensor.host.threads import each, num_threads
 from shardtensor.sharding.layout import Ints, Shape
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.tensor.operands import host_aval
@@ -150,7 +151,9 @@ class Shards:
                     results[n] = kernel(backend.xp, *rows[k])
 
         if backend.on_host and BYTE * self.value.nbytes > LONG:
-            each(work, len(owners))
+            # Kernels that call BLAS in several threads, each with threads of its own, would wait for one another.
+            with Limit(max(num_threads() // len(owners), 1)):
+                each(work, len(owners))
         else:
             for n in range(len(owners)):
                 work(n)

@@ -35,7 +35,7 @@ from shardtensor.functions.linalg.equations import (
     svdvals,
     vector_norm,
 )
-from shardtensor.functions.linalg.tsqr import is_solvable
+from shardtensor.functions.linalg.tsqr import factor_dtype, is_solvable, is_tall, tall_r
 from shardtensor.functions.numpy import products
 from shardtensor.functions.standard.creation import zeros_like
 from shardtensor.functions.standard.data_types import astype
@@ -53,6 +53,7 @@ from shardtensor.functions.standard.elementwise import (
     square,
     subtract,
 )
+from shardtensor.functions.standard.joining import concat
 from shardtensor.functions.standard.linear_algebra import matmul
 from shardtensor.functions.standard.manipulation import broadcast_to, expand_dims, matrix_transpose, moveaxis, reshape
 from shardtensor.functions.standard.searching import where
@@ -401,13 +402,31 @@ def least_squares(
 
 @implements(least_squares, "composite")
 def _by_singular_values(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, Any]:
+    longest, factor = max(shape_of(a)), _factor_of_both(a, b)
+    if factor is not None:
+        n = shape_of(a)[1]
+        a, b = call("getitem", factor, (slice(n), slice(n))), call("getitem", factor, (slice(n), slice(n, None)))
     left, values, rows = svd(a, full_matrices=False)
     epsilon = float(np.finfo(dtype_of(values)).eps)
-    limit = epsilon * (1 if rcond == -1 else max(shape_of(a))) if rcond in (None, -1) else rcond
+    limit = epsilon * (1 if rcond == -1 else longest) if rcond in (None, -1) else rcond
     large = greater(values, multiply(vector_norm(values, ord=np.inf), limit))
     factors = where(large, divide(1, where(large, values, 1)), 0)
     scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), b))
     return matmul(conj(matrix_transpose(rows)), scaled), sum_over(large), values
+
+
+def _factor_of_both(a: Any, b: Any) -> Any:
+    """Returns R of the matrix of the columns of a and those of b, if a is tall and b has few columns: the first rows of
+    R have a's factor, and in the columns of b what Q is multiplied by otherwise, so that Q is not computed. None of
+    others.
+    """
+    n, k, dtype = shape_of(a)[1], shape_of(b)[1], dtype_of(a)
+    if 2 * k > n or not (is_tall(a) and is_solvable(dtype_of(b))):
+        return None
+    if factor_dtype(np.result_type(dtype, dtype_of(b))) != factor_dtype(dtype):  # The singular values have a's dtype.
+        return None
+    both = concat([a, b], axis=1)
+    return tall_r(both) if is_tall(both) else None
 
 
 @composition(recorded)

@@ -26,7 +26,7 @@ import numpy as np
 
 from shardtensor.core import operator
 from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.functions.algorithms.shards import Kernel, MeshCommunicator, Shards
 from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import P
@@ -117,7 +117,7 @@ def tall_r(x: ArrayLike, /) -> ShardedTensor:
 @distributed(tall_qr)
 def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shards, Shards]:
     comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
-    local, rounds, r = _up(x, comm, dtype)
+    local, rounds, r = _up(x, comm, dtype, _factorized)
     factor = r.map(lambda xp, r: xp.eye(r.shape[-1], dtype=r.dtype), shape=_square, dtype=dtype)
     for step, merges, merged in reversed(rounds):
         product = merged.map(_multiplied, factor.arrays, shape=_square, dtype=dtype, tuples=True, only=merges)
@@ -132,17 +132,17 @@ def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shard
 @distributed(tall_r)
 def _tall_r(x: Shards, along: Callable[[int], MeshCommunicator]) -> Shards:
     comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
-    return _replicated(_up(x, comm, dtype)[2], comm, dtype)
+    return _replicated(_up(x, comm, dtype, _triangular)[2], comm, dtype)
 
 
 def _up(
-    x: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]
+    x: Shards, comm: MeshCommunicator, dtype: np.dtype[Any], factorize: Kernel
 ) -> tuple[Shards, list[tuple[int, list[bool], Shards]], Shards]:
-    """Returns the factors of each device's rows; for each round of the tree, the distance of the devices, which of them
-    receive a factor R, and the factors Q and R of these; and R of each device, which is that of the whole matrix on the
-    first one.
+    """Returns the factors of each device's rows, of which the last one that ``factorize`` returns is R; for each round
+    of the tree, the distance of the devices, which of them receive a factor R, and the factors Q and R of these; and R
+    of each device, which is that of the whole matrix on the first one.
     """
-    local = x.map(_factorized, shape=_square, dtype=dtype, tuples=True)
+    local = x.map(factorize, shape=_square, dtype=dtype, tuples=True)
     r = local.item(-1)
     rounds, step = [], 1
     while step < comm.size:
@@ -178,13 +178,33 @@ def _factorized(xp: Any, x: Any) -> tuple[Any, ...]:
     """Returns factors Q, from left to right, and R. NumPy's are those of blocks of rows, and of their stacked R."""
     if xp is not np:
         return tuple(xp.linalg.qr(x if xp.isdtype(x.dtype, ("real floating", "complex floating")) else _wide(xp, x)))
+    blocks, rest = _blocks(x)
+    if blocks is None:
+        return tuple(np.linalg.qr(x))
+    q, r = np.linalg.qr(blocks)
+    return q, *np.linalg.qr(np.concatenate([r.reshape(-1, x.shape[-1]), rest]))
+
+
+def _triangular(xp: Any, x: Any) -> tuple[Any, ...]:
+    """Returns R of `_factorized`, of the same bits, in a tuple. The array API has no mode without Q."""
+    if xp is not np:
+        return _factorized(xp, x)[-1:]
+    blocks, rest = _blocks(x)
+    if blocks is None:
+        return (np.linalg.qr(x, mode="r"),)
+    r: Any = np.linalg.qr(blocks, mode="r")
+    return (np.linalg.qr(np.concatenate([r.reshape(-1, x.shape[-1]), rest]), mode="r"),)
+
+
+def _blocks(x: Any) -> tuple[Any, Any]:
+    """Returns the rows of a matrix as a stack of blocks, and the rows that are left, which are fewer than those of a
+    block and are factorized together with the factors R; None instead of one block, and of those of several matrices.
+    """
     (rows, columns), count = x.shape[-2:], max(1, x.shape[-2] // max(_BLOCK // x.shape[-1], 2 * x.shape[-1]))
     if count == 1 or x.ndim > 2:
-        return tuple(np.linalg.qr(x))
-    length = rows // count
-    q, r = np.linalg.qr(x[: count * length].reshape(count, length, columns))
-    rest = x[count * length :]  # These rows, which are fewer than blocks, are factorized together with the R.
-    return q, *np.linalg.qr(np.concatenate([r.reshape(-1, columns), rest]))
+        return None, x
+    end = count * (rows // count)
+    return x[:end].reshape(count, -1, columns), x[end:]
 
 
 def _wide(xp: Any, x: Any) -> Any:
