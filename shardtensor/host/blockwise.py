@@ -228,7 +228,8 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     """As ``numpy.where``, into ``out``, which may be an operand.
 
     The bits of the elements are masked, without a branch: NumPy's takes ten times as long where the processor
-    mispredicts it, as it does for random conditions.
+    mispredicts it, as it does for random conditions. Where a condition is the same for many neighbours, as that of NaN
+    mostly is, they are copied.
     """
     word = _WORDS.get(out.dtype.itemsize)
     others = [x for x in (x1, x2) if isinstance(x, np.ndarray) and x.dtype != out.dtype]
@@ -243,12 +244,37 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     scratch = np.empty((2, min(rows, len(out)), *out.shape[1:]), word)
     for begin in range(0, len(out), rows):
         here = slice(begin, begin + rows)
+        same = _same_everywhere(chosen[here])
+        if same is not None:
+            np.copyto(target[here], (a if same else b)[here])
+            continue
         mask, bits = scratch[:, : len(out) - begin]
         np.copyto(mask, chosen[here])
         np.negative(mask, out=mask)
         np.bitwise_xor(a[here], b[here], out=bits)
         np.bitwise_and(bits, mask, out=bits)
         np.bitwise_xor(bits, b[here], out=target[here])
+
+
+def _same_everywhere(condition: HostArray) -> bool | None:
+    """Returns the condition if it is the same for all elements; None otherwise."""
+    first = bool(condition[(0,) * condition.ndim])
+    differ = not condition.all() if first else condition.any()  # Both end at the first element that differs.
+    return None if differ else first
+
+
+def repeated(x: HostArray, size: int) -> HostArray:
+    """Returns the elements of an array, which is not empty, in row-major order and again from the first one on, up to
+    ``size``, as `numpy.resize` does. That one joins as many arrays as there are repetitions.
+    """
+    flat = x.reshape(-1)
+    if flat.size < _STEP:  # NumPy copies short rows far more slowly than long ones.
+        flat = np.tile(flat, min(_STEP, size) // flat.size + 1)
+    out, count = memory_pool.empty((size,), x.dtype), size // flat.size
+    whole = count * flat.size
+    copy_into(out[:whole].reshape(count, flat.size), flat, breaks=True)
+    out[whole:] = flat[: size - whole]
+    return out
 
 
 # -- division into blocks --------------------------------------------------------------------------

@@ -875,15 +875,38 @@ def test_index_arrays_select_in_threads(monkeypatch: pytest.MonkeyPatch, rest: t
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_histograms_of_sorted_parts(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_histograms_of_parts(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Elements on edges, outside of the range and NaN are counted as NumPy counts them."""
     from shardtensor.functions.statistics import histograms
 
     monkeypatch.setattr(histograms, "_PART", 64)
-    monkeypatch.setattr(histograms, "_SORTED", 256)
     generator = np.random.default_rng(0)
     x = np.concatenate([generator.normal(size=500), np.linspace(-1, 1, 11).repeat(9), [np.nan, np.inf]]).astype(dtype)
     for bins in (10, 3):
         found = st.histogram(st.asarray(x), bins, (-1, 1))
         for mine, numpys in zip(found, np.histogram(x, bins, (-1, 1)), strict=True):
             np.testing.assert_array_equal(np.asarray(mine), numpys, strict=True)
+
+
+@pytest.mark.parametrize("step", [1, 4, 100])
+@pytest.mark.parametrize("size", [0, 1, 5, 6, 77])
+def test_repeated_elements_are_those_of_resize(step: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "_STEP", step)
+    for x in (np.arange(1), np.arange(6.0).reshape(2, 3), np.arange(200, dtype=np.uint8)[::2]):
+        found = blockwise.repeated(x, size)
+        np.testing.assert_array_equal(found, np.resize(x, size), strict=True)
+        assert not np.shares_memory(found, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_where_of_runs(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks in which all conditions are the same are copied, those in which they differ are masked."""
+    monkeypatch.setattr(blockwise, "_LEAST_MASKED", 1)
+    monkeypatch.setattr(blockwise, "_SELECTED", 32)
+    x = np.arange(48, dtype=dtype)
+    conditions = [np.arange(48) < 13, np.arange(48) >= 8, np.ones(48, bool), np.zeros(48, bool), np.arange(48) == 47]
+    for condition in conditions:
+        for pair in ((x, -x), (x, x.dtype.type(7)), (x.dtype.type(7), x)):
+            wanted, out = np.where(condition, *pair), np.empty(48, dtype)
+            blockwise.where(condition, *pair, out=out)
+            np.testing.assert_array_equal(out, wanted, strict=True)

@@ -54,14 +54,14 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.fft.transpose_fft": {"_GATHERED": 1},
     "shardtensor.functions.linalg.tsqr": {"_BLOCK": 4},
     "shardtensor.functions.numpy.differences": {"_BLOCK": 2, "_FEW": 1, "_PRODUCTS": 8},
-    "shardtensor.functions.statistics.histograms": {"_PART": 2, "PIECE": 4, "_SORTED": 2},
+    "shardtensor.functions.statistics.histograms": {"_PART": 2, "PIECE": 4},
     "shardtensor.functions.linalg.equations": {"_FEW": 1},
     "shardtensor.functions.derivatives.of_products": {"_FEW_PRODUCTS": 1},
     "shardtensor.functions.building.monoids": {"_ROW": 2},
     "shardtensor.files.npy_files": {"_BLOCK": 16},
     "shardtensor.functions.numpy.products": {"SMALL": 1, "_FEW": 1},
     "shardtensor.functions.random.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
-    "shardtensor.functions.standard.repetition": {"_SMALL": 1},
+    "shardtensor.functions.standard.repetition": {"_SMALL": 1, "_JOINED": 2},
     "shardtensor.functions.ufunc_protocol.ufunc_methods": {"_SORTED_ELEMENT": 0},
     "shardtensor.functions.building.unsplit_lines": {"_LARGE": 1},
     "shardtensor.host.blockwise": {
@@ -102,7 +102,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.writes.scattered_on_device": {"_DENSE": 0},
     "shardtensor.interpreters.views.views": {"_MOST_REPEATED": 1},
     "shardtensor.interpreters.writes.writes": {"_FEW": 1},
-    "shardtensor.interpreters.small_results": {"_MOST_BYTES": 0, "_MOST_ITEMS": 1},
+    "shardtensor.interpreters.small_results": {"_MOST_BYTES": 0, "_MOST_ITEMS": 1, "_LARGE_BYTES": 0},
 }  # fmt: skip
 """The thresholds of each module, and a number for each with which a few elements are many."""
 
