@@ -61,6 +61,15 @@ def _cut() -> Iterator[None]:
 in_blocks = pytest.mark.usefixtures("_cut")
 
 
+@pytest.fixture
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of 8 MB are divided as those are that do not fit into a cache."""
+    monkeypatch.setattr(blockwise, "_CACHE", 0)
+
+
+outside_of_caches = pytest.mark.usefixtures("_no_cache")
+
+
 def laid(x: np.ndarray, layout: str) -> st.ShardedTensor:
     """Returns a tensor with the elements, in another memory layout."""
     if layout == "F":
@@ -406,6 +415,7 @@ def test_every_element_is_computed_once(data: Any) -> None:
     assert whole.sum() == out.size
 
 
+@outside_of_caches
 @pytest.mark.parametrize(
     "shape", [(10**7,), (1000, 1001), (10**6, 2), (2, 10**6), (3, 1000, 700), (1, 10**6), (10**6, 1)]
 )
@@ -427,6 +437,7 @@ def test_sizes_of_blocks(shape: tuple[int, ...], layout: str) -> None:
     assert sorted(blocks)[len(blocks) // 2] >= (blockwise._TILE if layout == "mixed" else blockwise._LEAST // 2)
 
 
+@outside_of_caches
 def test_blocks_of_contiguous_arrays_begin_at_cache_lines() -> None:
     begins: list[int] = []
 
@@ -449,9 +460,19 @@ def test_short_work_is_one_call() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize(("elements", "divides"), [(1 << 20, False), (1 << 21, True)])
+def test_functions_of_cached_arrays_are_one_call(elements: int, divides: bool) -> None:
+    """Three arrays of 8 MiB, between which NumPy adds in less time than a thread takes to wake, and larger ones."""
+    x = st.ones(elements)
+    with counted() as found:
+        x + x
+    assert (max(found, default=0) > 1) == divides
+
+
 # -- real sizes ------------------------------------------------------------------------------------
 
 
+@outside_of_caches
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_large_arrays(layout: str) -> None:
     a, b = np.random.default_rng(1).normal(size=(2, 900, 1100))

@@ -65,7 +65,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.ufunc_protocol.ufunc_methods": {"_SORTED_ELEMENT": 0},
     "shardtensor.functions.building.unsplit_lines": {"_LARGE": 1},
     "shardtensor.host.blockwise": {
-        "LONG": 0.0, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
+        "LONG": 0.0, "_CACHE": 1, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
     },
     "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 2},
     "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
@@ -117,7 +117,7 @@ OTHERS = {
     "seconds, and seconds of one step": """
         communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
         communication.gloo_engine._SIGNS communication.between_processes.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
-        host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
+        host.blockwise.BYTE host.blockwise._CACHED_BYTE host.threads._SHUTDOWN_WAIT
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c.c_executor._FUNCTION
         interpreters.jit.c.c_loop_library._SECONDS
         interpreters.jit.c.compiler._POLL interpreters.jit.c.kernel_files.MOST_SECONDS
