@@ -103,7 +103,7 @@ def elementwise(
     Raises:
         DeviceMemoryError: the host does not have enough free memory.
     """
-    if all([a.flags.c_contiguous for a in arrays if isinstance(a, np.ndarray)]):
+    if all(a.flags.c_contiguous for a in arrays if isinstance(a, np.ndarray)):
         out = memory_pool.empty(shape, dtype)
     else:
         order = _order(arrays, shape)
@@ -135,7 +135,7 @@ def into(
     name, operands = getattr(function, "__name__", ""), [a for a in arrays if isinstance(a, np.ndarray) and a.ndim]
     traffic = sum([a.nbytes for a in operands], out.nbytes)
     alike = [a for a in (out, *operands) if a.shape == out.shape]
-    straight = all([a.flags.c_contiguous for a in alike])
+    straight = all(a.flags.c_contiguous for a in alike)
     fastest = set() if straight else {_fastest(a) for a in alike} - {None}
     mixed = len(fastest) > 1 and out.size > _LEAST
     short = max(seconds_of(traffic), out.size * _SLOW.get(name, 0.0)) < LONG

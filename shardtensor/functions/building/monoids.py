@@ -113,7 +113,7 @@ def var_partial(
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
     deviation = xp.subtract(x, mean, out=empty_like(x)) if xp is np else xp.subtract(x, mean)
     # Arrays of the host have the same bits in shared and in separate memories.
-    spread = _short_sums(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
+    spread = _sums_in_one_pass(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
     if spread is None:
         spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
     return _count(context, axis), *_reshaped(xp, mean, spread)
@@ -165,14 +165,22 @@ of a core.
 """
 
 
-def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    """Computes sums of squares of a NumPy array of real numbers in one pass over it, along rows of at most `_ROW`
-    elements; returns None for other dimensions and for arrays of other dtypes, strides or sizes.
+def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """Computes sums of squares of a NumPy array of real numbers in one pass, along its last dimensions: those of rows of
+    `_ROW` elements, which are added pairwise. Returns None for other dimensions, dtypes and strides, and if it is empty.
     """
-    if axes != (x.ndim - 1,) or not 0 < x.shape[-1] <= _ROW or x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
+    kept = x.ndim - len(axes)
+    if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
         return None
-    sums = np.vecdot(x, x)
-    return sums[..., np.newaxis] if keepdims else sums
+    lines = x.reshape(*x.shape[:kept], -1)
+    end = lines.shape[-1] // _ROW * _ROW
+    if lines.shape[-1] <= _ROW:
+        sums = np.vecdot(lines, lines)
+    else:
+        rows, rest = lines[..., :end].reshape(*x.shape[:kept], -1, _ROW), lines[..., end:]
+        sums = np.add.reduce(np.vecdot(rows, rows), axis=-1)
+        sums = np.add(sums, np.vecdot(rest, rest)) if end < lines.shape[-1] else sums
+    return sums.reshape(*x.shape[:kept], *(1,) * len(axes)) if keepdims else sums
 
 
 def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
@@ -183,7 +191,7 @@ def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
         x: the deviations.
         axes: the dimensions, numbers from 0.
     """
-    sums = _short_sums(x, axes, True)
+    sums = _sums_in_one_pass(x, axes, True)
     return np.add.reduce(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
 
 
@@ -351,6 +359,9 @@ def norm_partial(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims:
     if ord == 0:
         powers = xp.asarray(xp.not_equal(x, 0), dtype=context.dtype)
     elif ord == 2:
+        sums = _sums_in_one_pass(x, reduced_axes(axis, x.ndim), keepdims) if isinstance(x, np.ndarray) else None
+        if sums is not None:
+            return _ADDED, sums
         powers = xp.multiply(x, x) if not xp.isdtype(x.dtype, "complex floating") else _squared(xp, x)
     else:
         powers = xp.abs(x) if ord == 1 else xp.pow(xp.abs(x), ord)
