@@ -154,7 +154,7 @@ def _are_small(tensors: list[ShardedTensor]) -> bool:
     return sum([value.nbytes for value in avals]) <= _MOST_BYTES
 
 
-_LARGE_BYTES = 1 << 21
+_LARGE_BYTES = 1 << 22
 """The size of operands on the host from which a kernel takes less time than its operators one by one."""
 
 

@@ -166,8 +166,8 @@ of a core.
 
 
 def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    """Computes sums of squares of a NumPy array of real numbers in one pass, along its last dimensions: those of rows of
-    `_ROW` elements, which are added pairwise. Returns None for other dimensions, dtypes and strides, and if it is empty.
+    """Computes sums of squares of a NumPy array of real numbers in one pass, along its last dimensions: pairwise those
+    of rows of `_ROW` elements. Returns None for other dimensions, dtypes and strides, and if it has no elements.
     """
     kept = x.ndim - len(axes)
     if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
