@@ -73,7 +73,7 @@ def _widened(xp: Any, x: Any) -> Any:
     """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64; durations
     are integers.
     """
-    if getattr(x.dtype, "kind", "") == "m":
+    if getattr(x.dtype, "kind", "") == "m" or (xp is np and x.dtype.char in "fdFD"):
         return x
     if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
@@ -127,7 +127,8 @@ def _fused(xp: Any, x: Any, make: Callable[[Any], Callable[..., Any]]) -> Callab
     """Returns ``make(xp)``, a function of elementwise functions, as one kernel for real numbers of the dtype of ``x``;
     None if the library has no such kernels.
     """
-    return _kernel(xp, make) if hasattr(xp, "fuse") and xp.isdtype(x.dtype, "real floating") else None
+    # NumPy takes microseconds to say that it lacks a function.
+    return _kernel(xp, make) if xp is not np and hasattr(xp, "fuse") and xp.isdtype(x.dtype, "real floating") else None
 
 
 @functools.lru_cache(64)
@@ -170,7 +171,7 @@ def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     of rows of `_ROW` elements. Returns None for other dimensions, dtypes and strides, and if it has no elements.
     """
     kept = x.ndim - len(axes)
-    if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
+    if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype.char not in "fd" or not x.flags.c_contiguous:
         return None
     lines = x.reshape(*x.shape[:kept], -1)
     end = lines.shape[-1] // _ROW * _ROW
