@@ -314,7 +314,7 @@ class Blocks:
 
     def __getitem__(self, k: int) -> tuple[slice, ...]:
         # Most arrays have one dimension here, which `unravel_index` would take as long for as a short function.
-        index = (k,) if len(self._counts) == 1 else np.unravel_index(k, self._counts)
+        index: Sequence[Any] = (k,) if len(self._counts) == 1 else np.unravel_index(k, self._counts)
         return tuple([slice(i * side, (i + 1) * side) for i, side in zip(index, self._sides, strict=True)])
 
 
