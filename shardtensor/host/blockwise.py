@@ -256,14 +256,16 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
         return
     operands = [x if isinstance(x, np.ndarray) else np.asarray(x, out.dtype) for x in (x1, x2)]
     chosen = np.broadcast_to(np.asarray(condition, bool), out.shape)
+    if (same := _same_everywhere(chosen)) is not None:
+        np.copyto(out, operands[0 if same else 1])
+        return
     a, b = (np.broadcast_to(x, out.shape).view(word) for x in operands)
     target = out.view(word)
     rows = max(_SELECTED * len(out) // out.nbytes, 1)
     scratch = np.empty((2, min(rows, len(out)), *out.shape[1:]), word)
     for begin in range(0, len(out), rows):
         here = slice(begin, begin + rows)
-        same = _same_everywhere(chosen[here])
-        if same is not None:
+        if (same := _same_everywhere(chosen[here])) is not None:
             np.copyto(target[here], (a if same else b)[here])
             continue
         mask, bits = scratch[:, : len(out) - begin]
