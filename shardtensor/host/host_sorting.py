@@ -34,7 +34,7 @@ _DIVIDED_FROM = 1 << 16
 _SEARCHED_IN_ORDER = 1 << 18
 """Bytes of an array from which it is searched for elements in order, so that branches and caches are predicted well."""
 
-_BUCKETS = 16
+_RANGES = 16
 """The number of ranges into which the elements of one long line are distributed before their indices are sorted."""
 
 _SAMPLES = 1 << 6
@@ -229,11 +229,11 @@ def _indices_of_line(x: Any) -> Any:
     The elements are distributed over ranges, whose bounds are those of a sample, in blocks in threads; then the indices
     of each range are sorted in a thread. NumPy takes half the time for parts that stay in a cache.
     """
-    sample = np.sort(x[:: x.size // (_BUCKETS * _SAMPLES) or 1])
-    bounds = sample[[sample.size * k // _BUCKETS for k in range(1, _BUCKETS)]]
+    sample = np.sort(x[:: x.size // (_RANGES * _SAMPLES) or 1])
+    bounds = sample[[sample.size * k // _RANGES for k in range(1, _RANGES)]]
     begins = range(0, x.size, _BLOCK)
     grouped, out = [memory_pool.empty(x.shape, np.dtype(np.int64)) for _ in range(2)]
-    counts = np.empty((len(begins), _BUCKETS), np.int64)
+    counts = np.empty((len(begins), _RANGES), np.int64)
 
     def distribute(k: int) -> None:
         block = slice(begins[k], begins[k] + _BLOCK)
@@ -241,7 +241,7 @@ def _indices_of_line(x: Any) -> Any:
         for bound in bounds:
             ranges += ~(x[block] < bound)  # NaN is in the last range.
         np.add(np.argsort(ranges, kind="stable"), begins[k], out=grouped[block])
-        counts[k] = np.bincount(ranges, minlength=_BUCKETS)
+        counts[k] = np.bincount(ranges, minlength=_RANGES)
 
     each(distribute, len(begins))
     cuts = np.cumsum(counts, axis=1) + np.asarray(begins)[:, None]
@@ -253,7 +253,7 @@ def _indices_of_line(x: Any) -> Any:
         if index.size:
             out[ends[k] - index.size : ends[k]] = index[_stable_argsort(x[index], 0)]
 
-    each(order, _BUCKETS)
+    each(order, _RANGES)
     return out
 
 

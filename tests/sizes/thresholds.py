@@ -71,7 +71,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
     "shardtensor.host.host_sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
-        "_BUCKETS": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
+        "_RANGES": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
     },
     "shardtensor.interpreters.execution.blocked_reduction": {
         "_BLOCK": 4, "_BLOCKS": 2, "_LARGE": 16, "_CACHED": 4, "_WIDTH": 2, "_FACTORS": (2, 3, 32), "_ROWS": 2,
