@@ -357,8 +357,8 @@ def composition(host: Function | None = None, error_name: str = "", *, fused: bo
         host: takes the arguments of the function, with NumPy arrays in place of tensors, and returns arrays of the same
             bits as the composition, or NotImplemented; by default NumPy's function of the same name; or `recorded`.
         error_name: the name that errors begin with; by default that of the function.
-        fused: whether it is one kernel on GPUs: it is elementwise, and its operators are arithmetic and comparisons, so
-            that a kernel has their bits; it reads no elements.
+        fused: whether it is one kernel on GPUs, and for large arrays of the host: it is elementwise, and its operators
+            are arithmetic and comparisons, so that a kernel has their bits; it reads no elements.
     """
 
     def declare(function: Body) -> Body:

@@ -33,16 +33,32 @@ LONG = 200e-6
 BYTE = 30e-12
 """The seconds that reading or writing one byte of memory takes."""
 
+_CACHED_BYTE = 7e-12
+"""The same where all bytes are in the cache that the cores share."""
+
+_CACHE = 1 << 25
+"""The bytes up to which the operands and the result of a function are mostly in that cache: results are written to
+memory that earlier results, which were freed, have left there.
+"""
+
+
+def seconds_of(nbytes: int) -> float:
+    """Returns the seconds that reading or writing so many bytes takes."""
+    return nbytes * (BYTE if nbytes > _CACHE else _CACHED_BYTE)
+
+
 _SLOW = {
     **dict.fromkeys(("sqrt", "divide", "reciprocal", "copysign", "clip", "round", "where", "sign"), 0.5e-9),
-    **dict.fromkeys(("exp", "log", "log2", "log10", "tanh", "sin", "cos", "hypot", "expm1", "log1p"), 2e-9),
+    **dict.fromkeys(("exp", "exp2", "log", "log10", "tanh", "sin", "cos", "hypot"), 1e-9),
+    **dict.fromkeys(("expm1", "log1p", "log2", "cbrt", "tan", "sinh", "cosh"), 3e-9),
+    **dict.fromkeys(("asinh", "arcsinh", "atan", "arctan", "atan2", "arctan2"), 3e-9),
     **dict.fromkeys(("floor_divide", "remainder", "logaddexp"), 6e-9),
-    **dict.fromkeys(("tan", "sinh", "cosh", "pow", "power", "nextafter"), 10e-9),
-    **dict.fromkeys(("asin", "acos", "atan", "atan2", "arcsin", "arccos", "arctan", "arctan2"), 10e-9),
-    **dict.fromkeys(("asinh", "acosh", "atanh", "arcsinh", "arccosh", "arctanh"), 10e-9),
+    **dict.fromkeys(("pow", "power", "nextafter"), 10e-9),
+    **dict.fromkeys(("asin", "arcsin", "acos", "arccos", "acosh", "arccosh", "atanh", "arctanh"), 10e-9),
 }
-"""The seconds per element of functions whose computation takes longer than the memory traffic. The figures are rough:
-they only decide whether threads are woken.
+"""The seconds per element of functions whose computation takes longer than the memory traffic. The figures are rough,
+between those of processors on which NumPy computes with long vectors and of others: they only decide whether threads
+are woken.
 """
 
 _SLOWEST = max(_SLOW.values())
@@ -87,10 +103,11 @@ def elementwise(
     Raises:
         DeviceMemoryError: the host does not have enough free memory.
     """
-    order = _order(arrays, shape)
-    out = memory_pool.empty(tuple([shape[d] for d in order]), dtype)
-    if order != tuple(range(len(shape))):
-        out = out.transpose(np.argsort(order))
+    if all(a.flags.c_contiguous for a in arrays if isinstance(a, np.ndarray)):
+        out = memory_pool.empty(shape, dtype)
+    else:
+        order = _order(arrays, shape)
+        out = memory_pool.empty(tuple([shape[d] for d in order]), dtype).transpose(np.argsort(order))
     into(out, function, arrays, params=params)
     return out
 
@@ -115,14 +132,13 @@ def into(
     if out.size * _SLOWEST < LONG:  # For small arrays, the checks below would take longer than the function.
         function(*arrays, out=out, **params)
         return
-    name = getattr(function, "__name__", "")
-    operands = [a for a in arrays if _is_array(a)]
-    traffic = out.nbytes + sum(a.nbytes for a in operands)
+    name, operands = getattr(function, "__name__", ""), [a for a in arrays if isinstance(a, np.ndarray) and a.ndim]
+    traffic = sum([a.nbytes for a in operands], out.nbytes)
     alike = [a for a in (out, *operands) if a.shape == out.shape]
     straight = all(a.flags.c_contiguous for a in alike)
     fastest = set() if straight else {_fastest(a) for a in alike} - {None}
     mixed = len(fastest) > 1 and out.size > _LEAST
-    short = max(traffic * BYTE, out.size * _SLOW.get(name, 0.0)) < LONG
+    short = max(seconds_of(traffic), out.size * _SLOW.get(name, 0.0)) < LONG
     if (short and not mixed) or (function is cast and _drops(out, arrays[0])):
         function(*arrays, out=out, **params)
         return
@@ -173,7 +189,9 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
     if isinstance(array, np.ndarray) and array.ndim > out.ndim:
         array = array.reshape(array.shape[array.ndim - out.ndim :])
     straight = out.flags.c_contiguous and (not isinstance(array, np.ndarray) or array.flags.c_contiguous)
-    if straight and 2 * out.nbytes * BYTE < LONG:  # A copy of 1 MiB evicts code from the caches: little is executed.
+    if (
+        straight and seconds_of(2 * out.nbytes) < LONG
+    ):  # A copy of 1 MiB evicts code from the caches: little is executed.
         cast(array, out=out)
     else:
         into(out, cast, (array,), breaks=breaks)
@@ -228,7 +246,8 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     """As ``numpy.where``, into ``out``, which may be an operand.
 
     The bits of the elements are masked, without a branch: NumPy's takes ten times as long where the processor
-    mispredicts it, as it does for random conditions.
+    mispredicts it, as it does for random conditions. Where a condition is the same for many neighbours, as that of NaN
+    mostly is, they are copied.
     """
     word = _WORDS.get(out.dtype.itemsize)
     others = [x for x in (x1, x2) if isinstance(x, np.ndarray) and x.dtype != out.dtype]
@@ -237,18 +256,45 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
         return
     operands = [x if isinstance(x, np.ndarray) else np.asarray(x, out.dtype) for x in (x1, x2)]
     chosen = np.broadcast_to(np.asarray(condition, bool), out.shape)
+    if (same := _same_everywhere(chosen)) is not None:
+        np.copyto(out, operands[0 if same else 1])
+        return
     a, b = (np.broadcast_to(x, out.shape).view(word) for x in operands)
     target = out.view(word)
     rows = max(_SELECTED * len(out) // out.nbytes, 1)
     scratch = np.empty((2, min(rows, len(out)), *out.shape[1:]), word)
     for begin in range(0, len(out), rows):
         here = slice(begin, begin + rows)
+        if (same := _same_everywhere(chosen[here])) is not None:
+            np.copyto(target[here], (a if same else b)[here])
+            continue
         mask, bits = scratch[:, : len(out) - begin]
         np.copyto(mask, chosen[here])
         np.negative(mask, out=mask)
         np.bitwise_xor(a[here], b[here], out=bits)
         np.bitwise_and(bits, mask, out=bits)
         np.bitwise_xor(bits, b[here], out=target[here])
+
+
+def _same_everywhere(condition: HostArray) -> bool | None:
+    """Returns the condition if it is the same for all elements; None otherwise."""
+    first = bool(condition[(0,) * condition.ndim])
+    differ = not condition.all() if first else condition.any()  # Both end at the first element that differs.
+    return None if differ else first
+
+
+def repeated(x: HostArray, size: int) -> HostArray:
+    """Returns the elements of an array, which is not empty, in row-major order and again from the first one on, up to
+    ``size``, as `numpy.resize` does. That one joins as many arrays as there are repetitions.
+    """
+    flat = x.reshape(-1)
+    if flat.size < _STEP:  # NumPy copies short rows far more slowly than long ones.
+        flat = np.tile(flat, min(_STEP, size) // flat.size + 1)
+    out, count = memory_pool.empty((size,), x.dtype), size // flat.size
+    whole = count * flat.size
+    copy_into(out[:whole].reshape(count, flat.size), flat, breaks=True)
+    out[whole:] = flat[: size - whole]
+    return out
 
 
 # -- division into blocks --------------------------------------------------------------------------
@@ -269,7 +315,8 @@ class Blocks:
         return math.prod(self._counts)
 
     def __getitem__(self, k: int) -> tuple[slice, ...]:
-        index = np.unravel_index(k, self._counts)
+        # Most arrays have one dimension here, which `unravel_index` would take as long for as a short function.
+        index: Sequence[Any] = (k,) if len(self._counts) == 1 else np.unravel_index(k, self._counts)
         return tuple([slice(i * side, (i + 1) * side) for i, side in zip(index, self._sides, strict=True)])
 
 
@@ -371,8 +418,6 @@ def _fastest(array: HostArray) -> int | None:
 def _order(arrays: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the dimension order in memory, from the largest stride to the smallest, of NumPy's result."""
     operands = [a for a in arrays if _is_array(a)]
-    if all(a.flags.c_contiguous for a in operands):
-        return tuple(range(len(shape)))
     # NumPy chooses the order for operands with the same strides and sizes of at most two, which are never read.
     small = [as_strided(_NOTHING, [min(n, 2) for n in a.shape], a.strides) for a in operands]
     flags: Any = [["readonly"]] * len(small) + [["writeonly", "allocate"]]

@@ -2,7 +2,8 @@
 
 A composition takes several times as long as NumPy on small arrays, because it calls several operators. What it would
 return is inferred once for each combination of function, parameters and avals; then only the elements are computed.
-Where NumPy's bits are others, the program of its operators runs. On GPUs, kernels compute those that are elementwise.
+Where NumPy's bits are others, the program of its operators runs. Kernels compute those that are elementwise: on GPUs,
+and of large arrays of the host, block by block, so that what one operator passes to the next stays in the cache.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def small_call(
         host: see `shardtensor.core.composition`.
         args, kwargs: its arguments.
         inferred: the function of the same arguments whose result is inferred, if it is not the composition.
-        fused: whether the composition is one kernel on GPUs.
+        fused: whether the composition is one kernel, see `shardtensor.core.composition`.
     """
     arrays: list[Any] = []
     try:
@@ -92,7 +93,7 @@ def small_call(
     if value is _SEEN:
         tensors = [x for x in arrays if type(x) is ShardedTensor]
         try:
-            if fused and any(map(_is_on_gpu, tensors)):
+            if fused and (any(map(_is_on_gpu, tensors)) or _are_large(tensors)):
                 value = _compiled(function, args, kwargs, arrays)
             elif host is recorded:
                 value = _recorded(function, args, kwargs, arrays)
@@ -153,6 +154,17 @@ def _are_small(tensors: list[ShardedTensor]) -> bool:
     return sum([value.nbytes for value in avals]) <= _MOST_BYTES
 
 
+_LARGE_BYTES = 1 << 22
+"""The size of operands on the host from which a kernel takes less time than its operators one by one."""
+
+
+def _are_large(tensors: list[ShardedTensor]) -> bool:
+    """Whether the operands are large, and in one memory, that of the host."""
+    avals = [x._aval for x in tensors]
+    on_host = all(value.backend.on_host and value.memory is not None and not value.backend.simulated for value in avals)
+    return on_host and sum([value.nbytes for value in avals]) >= _LARGE_BYTES
+
+
 def _is_on_gpu(x: Any) -> bool:
     return type(x) is ShardedTensor and x._aval.backend.kernel_language == "cuda"
 
@@ -169,7 +181,7 @@ def _recorded(function: Function, args: Any, kwargs: Any, arrays: list[Any]) -> 
 
 
 def _compiled(function: Function, args: Any, kwargs: Any, arrays: list[Any]) -> Function | None:
-    """Returns the program of an elementwise composition on GPUs as a function of the arrays; None if there is none."""
+    """Returns the kernel of an elementwise composition as a function of the arrays; None if it has no program."""
     return ABOVE["compiled"](function, args, kwargs, arrays)  # type: ignore[no-any-return]
 
 

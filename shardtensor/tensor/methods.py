@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shardtensor.backend.small_floats import is_element
 from shardtensor.core import ABOVE, OPS, bind, bind_into, call, hinted, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError, type_text
+from shardtensor.host.blockwise import repeated
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
@@ -327,7 +328,7 @@ class Methods(Operators):
             return
         elements = converted(values, self.dtype, "values") if isinstance(values, (list, tuple)) else values
         if type(elements) is np.ndarray and elements.size and elements.dtype.kind in "biufc":
-            self[places] = np.resize(elements, linear.shape).astype(self.dtype, copy=False)
+            self[places] = repeated(elements, linear.size).reshape(linear.shape).astype(self.dtype, copy=False)
         else:
             self[places] = call("resize", elements, linear.shape)
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.interpreters.execution import plan_cache, strategies
 from tests.draws import drawn
-from tests.layouts import assert_equal, everywhere, put
+from tests.layouts import assert_equal, everywhere, mesh_of, put
 
 DTYPES = ["bool", "int8", "uint8", "int64", "float16", "float32", "float64"]
 SIZES = [50, 40_000, 600_000]
@@ -119,3 +120,27 @@ def test_a_range_of_equal_numbers_of_another_type_is_counted_as_if_it_were_the_f
     ranges = [(0, 1), (0.0, 1.0), (np.float16(0), np.float16(1))]
     for ends in (*ranges, *ranges[::-1]):
         assert_all_equal(lambda a, ends=ends: np.histogram(a, 37, range=ends), x, tensor)
+
+
+def test_shards_are_counted_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of weights are those of one thread to the bit, and the errors of all threads are raised."""
+    monkeypatch.setattr(strategies, "LONG", 0.0)
+    rng = np.random.default_rng(0)
+    host = rng.integers(0, 9, 101)
+    x, w, y = [st.device_put(z, mesh_of((4,), "numpy")) for z in (host, rng.normal(size=101), rng.normal(size=101))]
+    calls = [
+        lambda: np.bincount(x, weights=w),
+        lambda: np.histogram(y, 7, (-1, 1), weights=w)[0],
+        lambda: np.isin(st.arange(12), x),
+    ]
+    for call in calls:
+        found = []
+        for threads in (1, 3):
+            plan_cache._cached_plan.cache_clear()
+            with st.set_num_threads(threads):
+                found.append(np.asarray(call()))
+        np.testing.assert_array_equal(*found, strict=True)
+    np.testing.assert_allclose(np.asarray(calls[0]()), np.bincount(host, weights=np.asarray(w)))
+    with st.set_num_threads(3), pytest.raises(st.ArgumentError, match="negative"):
+        np.bincount(x - 5, weights=w)
+    plan_cache._cached_plan.cache_clear()

@@ -19,6 +19,7 @@ from shardtensor.backend.registry import load
 from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, combine, reduction_tree, tree_of
 from shardtensor.communication.schedules import AllReduce, sent
 from shardtensor.core import OPS
+from shardtensor.functions.building import monoids
 from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.interpreters.execution import combination, one_pass, plan_cache
 from shardtensor.sharding.mesh import groups_along
@@ -744,3 +745,20 @@ def test_which_memory_orders_are_dense() -> None:
     assert not one_pass._are_dense((8, 32), (2, 3), 8)
     assert not one_pass._are_dense((0, 8), (2, 3), 8)
     assert not one_pass._are_dense((-24, 8), (2, 3), 8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [1, 4, 5, 8, 23])
+def test_squares_are_added_in_rows(dtype: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are shorter than those added at once, that consist of them, and that have a rest."""
+    monkeypatch.setattr(monoids, "_ROW", 4)
+    x = np.random.default_rng(columns).integers(-9, 9, (3, 2, columns)).astype(dtype)  # whose sums are exact
+    for axes in ((2,), (1, 2), (0, 1, 2), (0,), (0, 2)):
+        for keepdims in (False, True):
+            found = monoids._sums_in_one_pass(x, axes, keepdims)
+            if axes in ((2,), (1, 2), (0, 1, 2)):
+                np.testing.assert_array_equal(found, np.sum(x * x, axis=axes, keepdims=keepdims), strict=True)
+            else:
+                assert found is None
+    assert monoids._sums_in_one_pass(x[:0], (2,), False) is None
+    assert monoids._sums_in_one_pass(x[..., ::2], (2,), False) is None or columns == 1

@@ -254,3 +254,15 @@ def test_einsum_keeps_what_it_made_where_it_is() -> None:
     assert found.sharding.spec == st.P("x")
     assert log.bytes == 3 * (b.nbytes + c.nbytes)
     np.testing.assert_array_equal(np.asarray(found), np.full((64, 64), 512.0))
+
+
+def test_sums_of_products_of_any_memory_order(backend: str) -> None:
+    """Products of two arrays with the same labels, of which some are added: the fastest dimension of both or not."""
+    a, b = array((5, 6, 3), "float64", 1), array((5, 6, 3), "float64", 2)
+    mesh = mesh_of((2,), backend)
+    for spec in (st.P("x"), st.P(None, "x")):
+        x, y = [st.device_put(z, st.NamedSharding(mesh, spec)) for z in (a, b)]
+        for result in ("i", "j", "k", "ij", "ik", "kj", "kji"):
+            assert_same(st.einsum(f"ijk,ijk->{result}", x, y), np.einsum(f"ijk,ijk->{result}", a, b))
+            turned = st.einsum(f"ijk,kij->{result}", x, st.asarray(b.transpose(2, 0, 1), device=x.sharding))
+            assert_same(turned, np.einsum(f"ijk,ijk->{result}", a, b))

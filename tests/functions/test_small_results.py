@@ -342,3 +342,24 @@ def test_an_array_of_zeros_has_nothing_left_along_any_axis_that_is_trimmed(backe
                 assert st.trim_zeros(x, trim, axis=axis).shape == wanted
                 with st.transfers():
                     assert st.trim_zeros(x, trim, axis=axis).shape == wanted
+
+
+def test_large_elementwise_compositions_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their results and their warnings are those of the operators one by one, and NumPy's."""
+    monkeypatch.setattr(small_results, "_LARGE_BYTES", 0)
+    host = np.array([[1.5, -2.0, 0.0], [np.nan, np.inf, -np.inf], [-0.0, 1e300, 3.0]])
+    x, y = [st.device_put(z, mesh_of((2,), "numpy")) for z in (host, host[:, ::-1].copy())]
+    calls: list[Callable[[Any, Any], Any]] = [
+        lambda a, b: np.isclose(a, b),
+        lambda a, b: np.isclose(a, b, equal_nan=True),
+        lambda a, b: np.nan_to_num(a, nan=7.0),
+        lambda a, b: np.nan_to_num(a, posinf=-1.0, neginf=2.0),
+        lambda a, b: np.isposinf(a),
+        lambda a, b: np.isneginf(b),
+        lambda a, b: np.nansum(np.minimum(a, 5), axis=1),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in calls:
+            for _ in range(3):
+                np.testing.assert_array_equal(np.asarray(call(x, y)), call(host, np.asarray(y)), strict=True)

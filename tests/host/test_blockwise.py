@@ -61,6 +61,15 @@ def _cut() -> Iterator[None]:
 in_blocks = pytest.mark.usefixtures("_cut")
 
 
+@pytest.fixture
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of 8 MB are divided as those are that do not fit into a cache."""
+    monkeypatch.setattr(blockwise, "_CACHE", 0)
+
+
+outside_of_caches = pytest.mark.usefixtures("_no_cache")
+
+
 def laid(x: np.ndarray, layout: str) -> st.ShardedTensor:
     """Returns a tensor with the elements, in another memory layout."""
     if layout == "F":
@@ -406,6 +415,7 @@ def test_every_element_is_computed_once(data: Any) -> None:
     assert whole.sum() == out.size
 
 
+@outside_of_caches
 @pytest.mark.parametrize(
     "shape", [(10**7,), (1000, 1001), (10**6, 2), (2, 10**6), (3, 1000, 700), (1, 10**6), (10**6, 1)]
 )
@@ -427,6 +437,7 @@ def test_sizes_of_blocks(shape: tuple[int, ...], layout: str) -> None:
     assert sorted(blocks)[len(blocks) // 2] >= (blockwise._TILE if layout == "mixed" else blockwise._LEAST // 2)
 
 
+@outside_of_caches
 def test_blocks_of_contiguous_arrays_begin_at_cache_lines() -> None:
     begins: list[int] = []
 
@@ -449,9 +460,19 @@ def test_short_work_is_one_call() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize(("elements", "divides"), [(1 << 20, False), (1 << 21, True)])
+def test_functions_of_cached_arrays_are_one_call(elements: int, divides: bool) -> None:
+    """Three arrays of 8 MiB, between which NumPy adds in less time than a thread takes to wake, and larger ones."""
+    x = st.ones(elements)
+    with counted() as found:
+        x + x
+    assert (max(found, default=0) > 1) == divides
+
+
 # -- real sizes ------------------------------------------------------------------------------------
 
 
+@outside_of_caches
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_large_arrays(layout: str) -> None:
     a, b = np.random.default_rng(1).normal(size=(2, 900, 1100))
@@ -875,15 +896,38 @@ def test_index_arrays_select_in_threads(monkeypatch: pytest.MonkeyPatch, rest: t
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_histograms_of_sorted_parts(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_histograms_of_parts(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Elements on edges, outside of the range and NaN are counted as NumPy counts them."""
     from shardtensor.functions.statistics import histograms
 
     monkeypatch.setattr(histograms, "_PART", 64)
-    monkeypatch.setattr(histograms, "_SORTED", 256)
     generator = np.random.default_rng(0)
     x = np.concatenate([generator.normal(size=500), np.linspace(-1, 1, 11).repeat(9), [np.nan, np.inf]]).astype(dtype)
     for bins in (10, 3):
         found = st.histogram(st.asarray(x), bins, (-1, 1))
         for mine, numpys in zip(found, np.histogram(x, bins, (-1, 1)), strict=True):
             np.testing.assert_array_equal(np.asarray(mine), numpys, strict=True)
+
+
+@pytest.mark.parametrize("step", [1, 4, 100])
+@pytest.mark.parametrize("size", [0, 1, 5, 6, 77])
+def test_repeated_elements_are_those_of_resize(step: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "_STEP", step)
+    for x in (np.arange(1), np.arange(6.0).reshape(2, 3), np.arange(200, dtype=np.uint8)[::2]):
+        found = blockwise.repeated(x, size)
+        np.testing.assert_array_equal(found, np.resize(x, size), strict=True)
+        assert not np.shares_memory(found, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_where_of_runs(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks in which all conditions are the same are copied, those in which they differ are masked."""
+    monkeypatch.setattr(blockwise, "_LEAST_MASKED", 1)
+    monkeypatch.setattr(blockwise, "_SELECTED", 32)
+    x = np.arange(48, dtype=dtype)
+    conditions = [np.arange(48) < 13, np.arange(48) >= 8, np.ones(48, bool), np.zeros(48, bool), np.arange(48) == 47]
+    for condition in conditions:
+        for pair in ((x, -x), (x, x.dtype.type(7)), (x.dtype.type(7), x)):
+            wanted, out = np.where(condition, *pair), np.empty(48, dtype)
+            blockwise.where(condition, *pair, out=out)
+            np.testing.assert_array_equal(out, wanted, strict=True)

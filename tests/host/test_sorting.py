@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as some
 
+from shardtensor.functions.algorithms.distinct import distinct
 from shardtensor.host import host_sorting
 from tests.draws import drawn
 
@@ -50,6 +52,39 @@ def test_elements_of_ranks_are_selected(name: str, least: int, monkeypatch: pyte
     lines = np.stack([LINES[name](1001, 2), np.arange(1001)])
     for ranks in [0], [500], [1000], [3, 499, 500, 501, 1000]:
         np.testing.assert_array_equal(host_sorting.elements_of_ranks(lines, ranks), np.sort(lines)[:, ranks])
+
+
+@pytest.mark.parametrize("name", [*LINES, "integers", "unsigned", "bytes", "both zeros"])
+def test_indices_of_long_lines_are_those_of_the_stable_sort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges that are empty, that have one value, and all of the elements; integers of short ranges, which are counted."""
+    monkeypatch.setattr(host_sorting, "_BLOCK", 256)
+    others = {
+        "integers": lambda n, _: RANDOM.integers(-(1 << 62), 1 << 62, n),
+        "unsigned": lambda n, _: RANDOM.integers(0, 300, n).astype(np.uint64) + np.uint64((1 << 64) - 1000),
+        "bytes": lambda n, _: RANDOM.integers(-128, 128, n).astype(np.int8),
+        "both zeros": lambda n, _: np.where(RANDOM.random(n) < 0.5, 0.0, -0.0),
+    }
+    for n in (4097, 5000):
+        line = (LINES | others)[name](n, 3)
+        line = line.astype("float64") if line.dtype.kind == "f" else line
+        for x in (line, line[::-1], np.stack([line, line[::-1]])):
+            wanted = np.argsort(x, axis=-1, stable=True)
+            np.testing.assert_array_equal(host_sorting.argsort(x, x.ndim - 1), wanted, strict=True)
+            backwards = n - 1 - np.argsort(x[..., ::-1], axis=-1, stable=True)[..., ::-1]
+            np.testing.assert_array_equal(host_sorting.argsort(x, x.ndim - 1, descending=True), backwards)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64"])
+@pytest.mark.parametrize("extras", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_distinct_integers_of_short_ranges_are_counted(dtype: str, extras: tuple[bool, bool, bool]) -> None:
+    limits = np.iinfo(dtype)
+    for least, count in ((limits.min, 1), (limits.max - 20, 20), (limits.max // 2, 90)):
+        x = RANDOM.integers(0, 20, count).astype(dtype) + np.asarray(least).astype(dtype)
+        assert host_sorting.least_of_short_range(x, 1) == (None if x.min() < x.max() else x[0])
+        wanted = np.unique(x, *extras)
+        found = distinct(np, x, extras, True)
+        for mine, numpys in zip(found, wanted if any(extras) else (wanted,), strict=True):
+            np.testing.assert_array_equal(mine, numpys, strict=True)
 
 
 def test_zeros_are_found_without_a_copy_of_the_line() -> None:

@@ -54,24 +54,26 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.fft.transpose_fft": {"_GATHERED": 1},
     "shardtensor.functions.linalg.tsqr": {"_BLOCK": 4},
     "shardtensor.functions.numpy.differences": {"_BLOCK": 2, "_FEW": 1, "_PRODUCTS": 8},
-    "shardtensor.functions.statistics.histograms": {"_PART": 2, "PIECE": 4, "_SORTED": 2},
+    "shardtensor.functions.statistics.histograms": {"_PART": 2, "PIECE": 4},
     "shardtensor.functions.linalg.equations": {"_FEW": 1},
     "shardtensor.functions.derivatives.of_products": {"_FEW_PRODUCTS": 1},
     "shardtensor.functions.building.monoids": {"_ROW": 2},
     "shardtensor.files.npy_files": {"_BLOCK": 16},
     "shardtensor.functions.numpy.products": {"SMALL": 1, "_FEW": 1},
     "shardtensor.functions.random.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
-    "shardtensor.functions.standard.repetition": {"_SMALL": 1},
+    "shardtensor.functions.standard.repetition": {"_SMALL": 1, "_JOINED": 2},
     "shardtensor.functions.ufunc_protocol.ufunc_methods": {"_SORTED_ELEMENT": 0},
     "shardtensor.functions.building.unsplit_lines": {"_LARGE": 1},
     "shardtensor.host.blockwise": {
-        "LONG": 0.0, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
+        "LONG": 0.0, "_CACHE": 1, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32,
+        "_ROWS": 2,
     },
     "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 4, "_ROWS": 2},
     "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
     "shardtensor.host.host_sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
         "_SEARCHED": 2, "_BUCKETS": 4, "_SAMPLED_FROM": 4, "_SAMPLE": 2,
+        "_RANGES": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
     },
     "shardtensor.interpreters.execution.blocked_reduction": {
         "_BLOCK": 4, "_BLOCKS": 2, "_LARGE": 16, "_CACHED": 4, "_WIDTH": 2, "_FACTORS": (2, 3, 32), "_ROWS": 2,
@@ -103,7 +105,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.writes.scattered_on_device": {"_DENSE": 0},
     "shardtensor.interpreters.views.views": {"_MOST_REPEATED": 1},
     "shardtensor.interpreters.writes.writes": {"_FEW": 1},
-    "shardtensor.interpreters.small_results": {"_MOST_BYTES": 0, "_MOST_ITEMS": 1},
+    "shardtensor.interpreters.small_results": {"_MOST_BYTES": 0, "_MOST_ITEMS": 1, "_LARGE_BYTES": 0},
 }  # fmt: skip
 """The thresholds of each module, and a number for each with which a few elements are many."""
 
@@ -117,7 +119,7 @@ OTHERS = {
     "seconds, and seconds of one step": """
         communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
         communication.gloo_engine._SIGNS communication.between_processes.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
-        host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
+        host.blockwise.BYTE host.blockwise._CACHED_BYTE host.threads._SHUTDOWN_WAIT
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c.c_executor._FUNCTION
         interpreters.jit.c.c_loop_library._SECONDS
         interpreters.jit.c.compiler._POLL interpreters.jit.c.kernel_files.MOST_SECONDS

@@ -25,6 +25,7 @@ from shardtensor.communication.communicators import communicator
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, shards_of
+from shardtensor.host.host_sorting import distances, least_of_short_range
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import aval
@@ -179,6 +180,8 @@ def _merged(extras: Extras, equal_nan: bool, xp: Any, values: Any, *others: Any)
 
 def distinct(xp: Any, x: Any, extras: Extras, equal_nan: bool) -> list[Any]:
     """Returns the distinct values of an array of one dimension on one device, and the selected extras."""
+    if xp is np and (least := least_of_short_range(x, x.size)) is not None:
+        return _counted(x, least, extras)
     if not (extras[0] or extras[1]):
         order = Order().apply(xp, x)
         starts = _starts(xp, order.shape[0], lambda some: order[some], equal_nan)
@@ -192,6 +195,26 @@ def distinct(xp: Any, x: Any, extras: Extras, equal_nan: bool) -> list[Any]:
         results.append(_ranks(xp, order, starts))
     if extras[2]:
         results.append(xp.subtract(_ends(xp, starts, order), starts))
+    return results
+
+
+def _counted(x: np.ndarray[Any, Any], least: int, extras: Extras) -> list[Any]:
+    """Returns the results of `distinct` for integers of a range that is not longer than the array: no elements are
+    sorted.
+    """
+    numbers = distances(x, least)
+    counts = np.bincount(numbers)
+    found = np.flatnonzero(counts)
+    results: list[Any] = [found.astype(x.dtype) + x.dtype.type(least)]  # Sums that wrap, wrap back.
+    table = np.empty(counts.shape, _INT)
+    if extras[0]:
+        table[numbers[::-1]] = np.arange(x.size - 1, -1, -1)  # Of equal numbers, the last one is written last.
+        results.append(table[found])
+    if extras[1]:
+        table[found] = np.arange(found.size)
+        results.append(table[numbers])
+    if extras[2]:
+        results.append(counts[found])
     return results
 
 

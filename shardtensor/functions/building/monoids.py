@@ -73,7 +73,7 @@ def _widened(xp: Any, x: Any) -> Any:
     """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64; durations
     are integers.
     """
-    if getattr(x.dtype, "kind", "") == "m":
+    if getattr(x.dtype, "kind", "") == "m" or (xp is np and x.dtype.char in "fdFD"):
         return x
     if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
@@ -113,7 +113,7 @@ def var_partial(
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
     deviation = xp.subtract(x, mean, out=empty_like(x)) if xp is np else xp.subtract(x, mean)
     # Arrays of the host have the same bits in shared and in separate memories.
-    spread = _short_sums(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
+    spread = _sums_in_one_pass(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
     if spread is None:
         spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
     return _count(context, axis), *_reshaped(xp, mean, spread)
@@ -127,7 +127,8 @@ def _fused(xp: Any, x: Any, make: Callable[[Any], Callable[..., Any]]) -> Callab
     """Returns ``make(xp)``, a function of elementwise functions, as one kernel for real numbers of the dtype of ``x``;
     None if the library has no such kernels.
     """
-    return _kernel(xp, make) if hasattr(xp, "fuse") and xp.isdtype(x.dtype, "real floating") else None
+    # NumPy takes microseconds to say that it lacks a function.
+    return _kernel(xp, make) if xp is not np and hasattr(xp, "fuse") and xp.isdtype(x.dtype, "real floating") else None
 
 
 @functools.lru_cache(64)
@@ -165,14 +166,22 @@ of a core.
 """
 
 
-def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    """Computes sums of squares of a NumPy array of real numbers in one pass over it, along rows of at most `_ROW`
-    elements; returns None for other dimensions and for arrays of other dtypes, strides or sizes.
+def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """Computes sums of squares of a NumPy array of real numbers in one pass, along its last dimensions: pairwise those
+    of rows of `_ROW` elements. Returns None for other dimensions, dtypes and strides, and if it has no elements.
     """
-    if axes != (x.ndim - 1,) or not 0 < x.shape[-1] <= _ROW or x.dtype not in ("f4", "f8") or not x.flags.c_contiguous:
+    kept = x.ndim - len(axes)
+    if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype.char not in "fd" or not x.flags.c_contiguous:
         return None
-    sums = np.vecdot(x, x)
-    return sums[..., np.newaxis] if keepdims else sums
+    lines = x.reshape(*x.shape[:kept], -1)
+    end = lines.shape[-1] // _ROW * _ROW
+    if lines.shape[-1] <= _ROW:
+        sums = np.vecdot(lines, lines)
+    else:
+        rows, rest = lines[..., :end].reshape(*x.shape[:kept], -1, _ROW), lines[..., end:]
+        sums = np.add.reduce(np.vecdot(rows, rows), axis=-1)
+        sums = np.add(sums, np.vecdot(rest, rest)) if end < lines.shape[-1] else sums
+    return sums.reshape(*x.shape[:kept], *(1,) * len(axes)) if keepdims else sums
 
 
 def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
@@ -183,7 +192,7 @@ def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
         x: the deviations.
         axes: the dimensions, numbers from 0.
     """
-    sums = _short_sums(x, axes, True)
+    sums = _sums_in_one_pass(x, axes, True)
     return np.add.reduce(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
 
 
@@ -351,6 +360,9 @@ def norm_partial(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims:
     if ord == 0:
         powers = xp.asarray(xp.not_equal(x, 0), dtype=context.dtype)
     elif ord == 2:
+        sums = _sums_in_one_pass(x, reduced_axes(axis, x.ndim), keepdims) if isinstance(x, np.ndarray) else None
+        if sums is not None:
+            return _ADDED, sums
         powers = xp.multiply(x, x) if not xp.isdtype(x.dtype, "complex floating") else _squared(xp, x)
     else:
         powers = xp.abs(x) if ord == 1 else xp.pow(xp.abs(x), ord)

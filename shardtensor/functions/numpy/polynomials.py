@@ -37,7 +37,7 @@ def _coefficients(x: Any, caller: str) -> Any:
     return call("atleast_1d", array)
 
 
-@composition()
+@composition(fused=True)
 def polyval(p: ArrayLike, x: ArrayLike) -> ShardedTensor:
     """Evaluates a polynomial at each element of x, by Horner's rule.
 

@@ -101,10 +101,25 @@ def contracted(xp: Any, context: ShardContext | None, x1: Any, x2: Any, *, rule:
     (batch, rows, inner), (batch2, columns, inner2) = _groups(rule)
     if not inner:
         return xp.multiply(*[_spread(xp, x, *term) for x, term in zip((x1, x2), _orders(rule), strict=True)])
+    if xp is np and not rows and not columns and not all(_ends_in(x, d) for x, d in ((x1, inner), (x2, inner2))):
+        # Products along other dimensions than the fastest would be read element by element from distant memory.
+        return np.einsum(x1, _labels(batch, inner), x2, _labels(batch2, inner2), range(len(batch)))
     shape = (*[x1.shape[d] for d in (*batch, *rows)], *[x2.shape[d] for d in columns])
     left = _grouped(xp, x1, (batch, rows, inner))
     right = _grouped(xp, x2, (batch2, inner2, columns))
     return xp.reshape(xp.matmul(left, right), shape)
+
+
+def _ends_in(x: Any, dimensions: Sequence[int]) -> bool:
+    """Whether one of the dimensions of a host array has its smallest stride."""
+    sizes = [d for d in range(x.ndim) if x.shape[d] > 1]
+    return not sizes or min(sizes, key=lambda d: abs(x.strides[d])) in dimensions
+
+
+def _labels(batch: Sequence[int], inner: Sequence[int]) -> list[int]:
+    """Returns the number of each dimension in `numpy.einsum`: those of the result are numbered first."""
+    order = (*batch, *inner)
+    return [order.index(d) for d in range(len(order))]
 
 
 @implements(tensordot, "kernel")

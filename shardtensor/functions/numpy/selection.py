@@ -23,6 +23,7 @@ from shardtensor.functions.standard.manipulation import broadcast_to, reshape
 from shardtensor.functions.standard.repetition import broadcast_shapes, devices_of, on_host, resize, small_on_host
 from shardtensor.functions.standard.searching import argmax, where
 from shardtensor.functions.standard.statistical import any as _any
+from shardtensor.host.blockwise import repeated
 from shardtensor.host.units import counted
 from shardtensor.sequences import as_list, as_tuple
 from shardtensor.sharding.layout import Shape
@@ -330,7 +331,9 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
         return
     if not shape_of(values)[0]:
         raise ArgumentError("place: vals has no elements; wanted at least one")
-    arr[chosen] = astype(resize(values, count), arr.dtype, copy=False)
+    # Repeated on the host, the values are one array to send.
+    listed = repeated(vals, count) if type(vals) is np.ndarray else resize(values, count)
+    arr[chosen] = astype(listed, arr.dtype, copy=False)
 
 
 @named
@@ -365,7 +368,8 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
         return
     if shape_of(source) and shape_of(source) != a.shape:
         # Repeated on the host, the values are one array to send; repeating them on devices copies each repetition.
-        source = np.resize(source, a.shape) if type(source) is np.ndarray else resize(source, a.shape)
+        is_host_array = type(source) is np.ndarray
+        source = repeated(source, a.size).reshape(a.shape) if is_host_array else resize(source, a.shape)
     a[...] = where(chosen, astype(source, a.dtype, copy=False), a)
 
 

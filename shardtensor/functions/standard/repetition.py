@@ -124,7 +124,7 @@ def _tile(x: Any, repetitions: Any) -> Any:
     chains = x.sharding.spec.chains_of(ndim) if isinstance(x, ShardedTensor) else ((),) * ndim
     for d, count in enumerate(counts):
         if chains[d] and count > 1:
-            x = concat([x] * count, axis=d)
+            x = _joined(x, count, d)
     rest = [1 if chain and count else count for chain, count in zip(chains, counts, strict=True)]
     narrow: list[int] = []
     wide: list[int] = []
@@ -136,6 +136,20 @@ def _tile(x: Any, repetitions: Any) -> Any:
 
 
 implements(tile, "small")(np.tile)
+
+_JOINED = 16
+"""The number of arrays that are joined at a time."""
+
+
+def _joined(x: Any, count: int, axis: int) -> Any:
+    """Returns as many repetitions along an axis. What is repeated often is joined in groups, whose number is a
+    logarithm, so that no join has many operands.
+    """
+    if count <= _JOINED:
+        return concat([x] * count, axis=axis)
+    groups, rest = divmod(count, _JOINED)
+    whole = _joined(concat([x] * _JOINED, axis=axis), groups, axis)
+    return concat([whole, *[x] * rest], axis=axis) if rest else whole
 
 
 @operator()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -273,10 +274,10 @@ def _in_order(apply: Any, x: Any, at: tuple[slice, ...]) -> Any:
 def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what: str) -> None:
     """Writes the results of an operator to the elements ``x[index]``, once for each time that an element is indexed.
 
-    Index arrays are read on the host, as by ``x[index]``, unless a function is traced. Where no element occurs twice,
-    the call is ``x[index] = op(x[index], value)``. Otherwise the elements that are indexed are updated in a tensor of
-    their own, so that time and memory are in proportion to the index, unless it has more than an eighth as many
-    elements as x. On separate memories, reading elements of a view by index arrays copies the view.
+    Index arrays are read on the host, as by ``x[index]``, unless a function is traced. An index of few elements costs
+    time and memory in proportion to them: where none of them occurs twice, the call is ``x[index] = op(x[index],
+    value)``; otherwise they are updated in a tensor of their own. On separate memories, reading elements of a view by
+    index arrays copies the view.
 
     Raises:
         IndexingError: the index is out of bounds.
@@ -289,15 +290,16 @@ def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what:
     places = _coordinates(x.shape, index, what)
     if values and not _fits(shape_of(values[0]), places.shape[1:]):
         raise ShapeError(f"numpy.{what}: values of shape {shape_of(values[0])} for elements of {places.shape[1:]}")
+    if x.ndim and math.prod(places.shape[1:]) * _SORTED_ELEMENT > x.size:
+        listed = [_spread(v, places.shape[1:], x.dtype) for v in values] or [None]
+        bind_into(x, OPS["updated"], (x, np.ascontiguousarray(places.reshape(x.ndim, -1)), *listed), (name,))
+        return
     flat = np.ravel_multi_index(tuple(places.reshape(len(places), -1)), x.shape) if x.size and x.ndim else places[:1]
     ordered = np.sort(flat, axis=None)  # np.unique takes 50 times as long where most numbers differ.
     if not (ordered[1:] == ordered[:-1]).any():
         x[index] = call(name, x[index], *values)
         return
     listed = [_spread(v, places.shape[1:], x.dtype) for v in values] or [None]
-    if flat.size * _SORTED_ELEMENT > x.size:
-        bind_into(x, OPS["updated"], (x, np.ascontiguousarray(places.reshape(x.ndim, -1)), *listed), (name,))
-        return
     distinct, which = np.unique(flat, return_inverse=True)
     at = np.unravel_index(distinct, x.shape)
     x[at] = call("updated", x[at], np.ascontiguousarray(which.reshape(1, -1)), *listed, ufunc=name)
@@ -329,7 +331,12 @@ def _fits(shape: Shape, elements: Shape) -> bool:
 def _coordinates(shape: Shape, index: Any, what: str) -> np.ndarray[Any, Any]:
     """Returns the coordinates of the elements that an index selects, in one more leading dimension."""
     try:
-        items, known = _in_items(shape, index if isinstance(index, tuple) else (index,))
+        entries = index if isinstance(index, tuple) else (index,)
+        if len(entries) == len(shape) and all(map(_is_listed, entries)) and len({e.shape for e in entries}) == 1:
+            # Most long indices have this form, which selects one element for each position.
+            lines = [_listed(np.asarray(e), shape, d)[0] for d, e in enumerate(entries)]
+            return lines[0][None] if len(lines) == 1 else np.stack(lines)
+        items, known = _in_items(shape, entries)
         sizes = tuple(map(len, items))
         lines = [line.reshape((-1,) + (1,) * (len(items) - d - 1)) for d, line in enumerate(items)]
         return np.array([np.broadcast_to(line, sizes)[known] for line in lines], np.int64).reshape(
@@ -365,6 +372,11 @@ def _in_items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], tuple[An
     return [*items, *map(np.arange, shape[len(items) :])], tuple(known)
 
 
+def _is_listed(entry: Any) -> bool:
+    """Whether an entry of an index is an array of integers."""
+    return isinstance(entry, (ShardedTensor, np.ndarray)) and entry.dtype.kind in "iu" and entry.ndim > 0
+
+
 def _dimensions_of(entry: Any) -> int:
     """Returns the number of dimensions of an array that an entry of an index takes."""
     if entry is None or entry is Ellipsis:
@@ -381,11 +393,17 @@ def _listed(array: np.ndarray[Any, Any], shape: Shape, d: int) -> Sequence[np.nd
         return array.nonzero()
     if array.dtype.kind not in "iu" and array.size:
         raise IndexError("wanted integers, slices, '...', None, and arrays of integers or bools")
-    ends = (int(array.min()), int(array.max())) if array.size else ()
+    if not array.size:
+        return (array.astype(np.int64),)
+    # As bits, negative numbers are the greatest ones, so that one pass is enough for both bounds.
+    if int(array.view(f"u{array.itemsize}").max()) < shape[d] <= 1 << (8 * array.itemsize - 1):
+        return (array.astype(np.int64, copy=False),)
+    ends = int(array.min()), int(array.max())
     for end in ends:
         if not -shape[d] <= end < shape[d]:
             raise IndexError(f"index {end} is out of bounds for axis {d} with size {shape[d]}")
-    return (array.astype(np.int64) % max(shape[d], 1),)
+    numbers = array.astype(np.int64, copy=False)
+    return (numbers if ends[0] >= 0 else np.where(numbers < 0, numbers + shape[d], numbers),)
 
 
 def _spread(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Any:
@@ -427,7 +445,7 @@ def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None,
 @implements(updated, "kernel")
 def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values: Any, *, ufunc: str) -> Any:
     result = xp.asarray(x, copy=True)
-    if context is not None:
+    if context is not None and x.shape != context.shapes[0]:
         box = context.boxes[0]
         inside = None
         for d, (begin, end) in enumerate(box):

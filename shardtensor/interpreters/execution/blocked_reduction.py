@@ -25,7 +25,7 @@ from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.functions.standard import linear_algebra
 from shardtensor.host import memory_pool
 from shardtensor.host.blas_threads import Limit
-from shardtensor.host.blockwise import BYTE, LONG, as_dtype
+from shardtensor.host.blockwise import LONG, as_dtype, seconds_of
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.signals import Interrupts
 from shardtensor.host.summation_order import as_part, may_differ, memory_order
@@ -227,7 +227,7 @@ class BlockedReduction:
         if self._product:
             seconds = _MULTIPLICATION * math.prod(self._sizes.values())
         else:
-            seconds = BYTE * arrays[0].nbytes * (3 if self.monoid.several else 1)
+            seconds = seconds_of(arrays[0].nbytes) * (3 if self.monoid.several else 1)
         threads = None if seconds > LONG else 1
         with Interrupts(), FloatingPointErrors(self._name), Limit(1) if self._product else _nothing:
             if self._kernel is matmul and tiling.shallow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,9 +27,11 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, whole_array
 from shardtensor.core import Op, Operands
 from shardtensor.functions.building.monoids import MONOIDS, Monoid, sample_state
-from shardtensor.host.blockwise import elementwise
+from shardtensor.host.blockwise import BYTE, LONG, elementwise
 from shardtensor.host.fork import cached_property
+from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.memory_pool import POOLED_FROM
+from shardtensor.host.threads import each
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, in_one_array, is_long
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.sharding.cells import Part
@@ -302,6 +305,12 @@ class Strategies:
 
         return run_plan
 
+    @property
+    def _nbytes(self) -> int:
+        """The bytes of all operands that are arrays."""
+        sources = [move.source for move in self.moves if move is not None]
+        return sum([math.prod(source.shape) * source.dtype.itemsize for source in sources])
+
     def _around(self, group: Sequence[int]) -> ShardContext:
         """Returns the context of the boxes that the shards of a group of devices tile."""
         some = [self.contexts[k] for k in group]
@@ -371,9 +380,22 @@ class Strategies:
             ]
             return dict(zip(computing, zip(*columns, strict=True), strict=True))
 
+        # Other operators are computed in blocks, or by BLAS, which has threads of its own.
+        in_threads = self.backend.on_host and "unblocked" in self.op.tags and BYTE * self._nbytes > LONG
+
         def run_plan(operands: Operands) -> ShardedTensor:
-            rows = rows_of(operands)
-            computed = {k: self.run(partial, k, rows[k], contexts[k]) for k in computing}
+            rows, computed = rows_of(operands), dict[int, Any]()
+
+            def compute(n: int) -> None:
+                k = computing[n]
+                computed[k] = self.run(partial, k, rows[k], contexts[k])
+
+            if in_threads:
+                with FloatingPointErrors(self.name):
+                    each(compute, len(computing))
+            else:
+                for n in range(len(computing)):
+                    compute(n)
             combined: dict[Any, Any] = {}
             results: dict[int, Any] = {}
             for group in groups:

@@ -451,13 +451,17 @@ def compiled(
     """Returns a composition of operators as a function of its arrays, which kernels compute; None if it has no program
     (see `shardtensor.interpreters.programs.compositions.program_of`). The function returns NotImplemented where the
     composition has to run: jit is disabled, or there is an error, which the composition raises in its own name.
+
+    On the host, NumPy's functions compute the kernels, with the bits of eager mode.
     """
     composition = program_of(function, args, kwargs, arrays)
     if composition is None:
         return None
     program, result = composition
     form = None if type(result) is Var else map_leaves(lambda _: None, result)
-    executable = Executable(_name_of(function), program, (), [Output(v) for v in program.outputs], form, (), None)
+    on_host = all(kind.backend.on_host for kind in program.avals())
+    outputs, executor = [Output(v) for v in program.outputs], "numpy" if on_host else None
+    executable = Executable(_name_of(function), program, (), outputs, form, (), executor)
 
     def run(arrays: Sequence[Any]) -> Any:
         if _disabled.get():
