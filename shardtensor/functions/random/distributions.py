@@ -11,16 +11,17 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import call, implements, operator
+from shardtensor.core import OPS, call, implements, operator
 from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.sample_sort import Order
-from shardtensor.functions.random.random_elements import Elements, fill
-from shardtensor.host import normals
-from shardtensor.host.philox import mulhilo, signed
+from shardtensor.functions.random.random_elements import Elements, fill, places, redrawn
+from shardtensor.host.normals import END, ENDS, HEIGHTS
+from shardtensor.host.philox import SECOND, THIRD, mulhilo, scrambled, signed
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
@@ -32,7 +33,7 @@ _LOW = 0xFFFFFFFF
 _TURN = 2 * math.pi
 
 
-def _created(kinds: Any, *, shape: Any, dtype: Any, n: int = 0) -> tuple[Shape, Any]:
+def _created(kinds: Any, *, shape: Any, dtype: Any, n: int = 0, distribution: str = "") -> tuple[Shape, Any]:
     return shape, sharded_dtype(dtype)
 
 
@@ -40,12 +41,22 @@ def _created(kinds: Any, *, shape: Any, dtype: Any, n: int = 0) -> tuple[Shape, 
 
 
 def _float(xp: Any, x: Any, dtype: Any = np.float64) -> Any:
+    """Returns an array of another dtype."""
     return x.astype(dtype) if xp is np else xp.asarray(x, dtype=dtype)
+
+
+def _upper(xp: Any, words: Any, shift: int = 32) -> Any:
+    """Returns the highest bits of each word as integers of int64, without the lowest ``shift`` bits."""
+    if xp is np:  # Shifts of unsigned words need no mask.
+        return (words.view(np.uint64) >> np.uint64(shift)).view(np.int64)
+    return (words >> shift) & (2 ** (64 - shift) - 1)
 
 
 def _fraction(xp: Any, words: Any) -> Any:
     """Returns float64 in [0, 1), made of the highest 53 bits of each word."""
-    return _float(xp, (words >> 11) & (2**53 - 1)) * 2.0**-53
+    numbers = _float(xp, _upper(xp, words, 11))
+    numbers *= 2.0**-53
+    return numbers
 
 
 def _inside(xp: Any, words: Any) -> Any:
@@ -55,11 +66,12 @@ def _inside(xp: Any, words: Any) -> Any:
 
 def _positive(xp: Any, words: Any) -> Any:
     """Returns float64 in (0, 1], made of all 64 bits of each word: small numbers have a full significand."""
-    if xp is np:
-        return normals.positive(words)
-    # Both products are exact, so that the sum is rounded once, as NumPy's conversion of uint64 is.
-    unsigned = _float(xp, (words >> 32) & _LOW) * 2.0**32 + _float(xp, words & _LOW)
-    return unsigned * 2.0**-64 + 2.0**-65
+    # Both products are exact, so that the sum is rounded once. NumPy's conversion of uint64 branches at the sign.
+    numbers = _float(xp, _upper(xp, words)) * 2.0**32
+    numbers += _float(xp, words & _LOW)
+    numbers *= 2.0**-64
+    numbers += 2.0**-65
+    return numbers
 
 
 def _halves(xp: Any, words: Any) -> Any:
@@ -111,52 +123,61 @@ def _uniform32(xp: Any, halves: Any, dtype: np.dtype[Any]) -> Any:
 
 @operator(_created, operands=("key",))
 def normal(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
-    """Draws numbers of the standard normal distribution by the method of Box and Muller."""
+    """Draws numbers of the standard normal distribution: by the ziggurat, or by Box and Muller's method of 32 bits."""
 
 
 def _normal64(xp: Any, words: Any) -> Any:
-    if xp is np:
-        both = np.empty(len(words))
-        normals.box_muller(words[0::2], words[1::2], both[0::2], both[1::2])
-        return both
-    return _interleaved(xp, *_box_muller(xp, words[0::2], words[1::2]))
-
-
-def _normal_of(xp: Any, radii: Any, angles: Any) -> Any:
-    """Returns one normal number for each pair of words."""
-    if xp is np:
-        cosines = np.empty(len(radii))
-        normals.box_muller(radii, angles, cosines)
-        return cosines
-    return _box_muller(xp, radii, angles)[0]
-
-
-def _box_muller(xp: Any, radii: Any, angles: Any) -> tuple[Any, Any]:
-    """Returns two independent normal numbers for each pair of words: see `shardtensor.host.normals.box_muller`.
-
-    Both series are computed together, since each call of a function is a kernel on devices.
+    """Returns a normal number of each word by the ziggurat of `shardtensor.host.normals`. One word of 80 is outside of
+    the next layer, and gets another one from its neighbour.
     """
-    radius = xp.sqrt(0.0 - xp.log(_positive(xp, radii)))  # The cosine and the sine below are those times sqrt(2).
-    t = _float(xp, (angles << 2) >> 12)
-    t += 0.5
-    t *= 2.0**-51
-    series = _polynomials(t * t, xp.asarray(_SERIES))
-    even, odd = series[0], series[1] * t
-    cosine, sine = (even - odd) * radius, (even + odd) * radius
-    return xp.copysign(cosine, _float(xp, angles)), xp.copysign(sine, _float(xp, angles << 1))
+    x, inside = _quick_normal(xp, words)
+    left = places(xp, ~inside)
+    if not left.shape[0]:
+        return x
+    own = words[left]
+    other = scrambled(xp, own, words[left ^ 1], SECOND)[1]
+    return redrawn(xp, x, left, own, other, lambda a, b, left: _propose_normal(xp, a, b))
 
 
-_SERIES = normals.SERIES[:, :, None]
+def _quick_normal(xp: Any, words: Any) -> tuple[Any, Any]:
+    """Returns the place of each word in its layer, and whether it is inside of the next layer."""
+    layer, x = _placed(xp, words)
+    return x, xp.abs(x) < xp.take(_table(xp, _RIGHT), layer)
 
 
-def _polynomials(x: Any, coefficients: Any) -> Any:
-    """Returns polynomials of an array, stacked, given the coefficients of all of them from the constant ones on."""
-    total = coefficients[-1] * x
-    for k in range(coefficients.shape[0] - 2, 0, -1):
-        total += coefficients[k]
-        total *= x
-    total += coefficients[0]
-    return total
+def _placed(xp: Any, words: Any) -> tuple[Any, Any]:
+    """Returns the layer of each word, which is its lowest 8 bits, and its place in it, which is its highest 53 bits."""
+    layer = words & 255
+    x = _float(xp, words >> 11)
+    x += 0.5
+    x *= xp.take(_table(xp, _SCALES), layer)
+    return layer, x
+
+
+def _propose_normal(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """Places the first words in their layers. In the rectangles of layers, numbers within the next layer are below the
+    distribution, and others where the second word places them. Beyond the first rectangle, the second word is the
+    distance from it, and the numbers are accepted according to their probability.
+    """
+    layer, x = _placed(xp, a)
+    size, lowest, even = xp.abs(x), layer == 0, _positive(xp, b)
+    inside = size < xp.take(_table(xp, _RIGHT), layer)
+    beyond = END - xp.log(even) / END
+    level = xp.where(lowest, (size - END) * END, _height(xp, layer, even))
+    distance = xp.where(lowest, beyond - END, size)
+    accepted = inside | (level < xp.exp(distance * distance * -0.5))
+    return xp.where(lowest & ~inside, xp.copysign(beyond, x), x), accepted
+
+
+def _height(xp: Any, layer: Any, even: Any) -> Any:
+    return xp.take(_table(xp, HEIGHTS), layer) + even * xp.take(_table(xp, _RISES), layer)
+
+
+def _table(xp: Any, table: Any) -> Any:
+    return table if xp is np else xp.asarray(table)
+
+
+_RIGHT, _SCALES, _RISES = ENDS[1:], ENDS[:-1] * 2.0**-52, HEIGHTS[1:] - HEIGHTS[:-1]
 
 
 def _normal32(xp: Any, halves: Any, dtype: np.dtype[Any]) -> Any:
@@ -201,23 +222,59 @@ def integers(key: int, low: int, high: int, *, shape: Shape, dtype: Any, device:
 @implements(integers, "kernel")
 def _integers(xp: Any, context: ShardContext, key: int, low: int, high: int, *, shape: Shape, dtype: Any) -> Any:
     count = high - low
-    numbers = [np.uint64(n) for n in (count % 2**64, 2**64 % count, low % 2**64)]
-    return fill(xp, context, key, functools.partial(_below, low=low, count=count), kernel=("integers", numbers))
+    name, bits = ("integers", 64) if count > 1 << 32 else ("integers of 32 bits", 32)
+    numbers = [np.uint64(n) for n in (count % 2**64, 2**bits % count, low % 2**64)]
+    return fill(xp, context, key, functools.partial(_below, low=low, count=count), kernel=(name, numbers))
 
 
 def _below(elements: Elements, *, low: int, count: int) -> Any:
-    """Draws ``low`` plus integers below ``count`` by multiplication: the high word of a random word times ``count``.
+    """Draws ``low`` plus integers below ``count`` by multiplication: the upper half of a random word times ``count``,
+    or of 32 random bits where these are enough.
 
-    Of the products, 2**64 modulo ``count`` are rejected (those with the smallest low words), so that all integers are
-    equally likely (Lemire, 2019). They are redrawn from the words of the elements' own blocks.
+    Of the products, 2**64 or 2**32 modulo ``count`` are rejected (those with the smallest lower halves), so that all
+    integers are equally likely (Lemire, 2019).
     """
-    words = elements.packed(4, lambda xp, words: words)
     if count == 2**64:
-        return words + signed(low % 2**64)
+        values = elements.packed(4, lambda xp, words: words)
+    elif count > 1 << 32:
+        values = elements.packed(4, lambda xp, words: _below64(xp, words, count))
+    else:
+        values = elements.packed(8, lambda xp, words: _below32(xp, words, count))
+    return values + signed(low % 2**64) if low else values
+
+
+def _below64(xp: Any, words: Any, count: int) -> Any:
     values, accepted = _scaled(words, count)
-    if 2**64 % count:
-        values = elements.accepted(lambda xp, words: _scaled(words[0], count), proposed=(values, accepted))
-    return values + signed(low % 2**64)
+    if not 2**64 % count:
+        return values
+    left = places(xp, ~accepted)
+    a, b = scrambled(xp, words[left], words[left ^ 1], 1)
+    return redrawn(xp, values, left, a, b, lambda a, b, left: _scaled(a, count))
+
+
+def _below32(xp: Any, words: Any, count: int) -> Any:
+    values, products = _scaled32(xp, _float(xp, _halves(xp, words), np.int64), count)
+    least = 2**32 % count
+    if not least:
+        return values
+    left = places(xp, (products & _LOW) < least)
+    if not left.shape[0]:
+        return values
+    own, other = words[left >> 1], words[(left >> 1) ^ 1]
+    # The lower half of the first word is the element's own, so that both halves of a word go on with other bits.
+    own = xp.where((left & 1) == 1, (own << 32) | ((own >> 32) & _LOW), own)
+
+    def again(a: Any, b: Any, left: Any) -> tuple[Any, Any]:
+        values, products = _scaled32(xp, a & _LOW, count)
+        return values, (products & _LOW) >= least
+
+    return redrawn(xp, values, left, *scrambled(xp, own, other, 1), again)
+
+
+def _scaled32(xp: Any, halves: Any, count: int) -> tuple[Any, Any]:
+    """Returns the upper halves of the products of 32 bits and ``count``, and the products."""
+    products = halves * count
+    return _upper(xp, products), products
 
 
 def _scaled(words: Any, count: int) -> tuple[Any, Any]:
@@ -262,6 +319,28 @@ def _permutation(xp: Any, context: ShardContext, key: int, *, n: int, shape: Sha
 # -- distributions with parameters -----------------------------------------------------------------
 
 
+@operator(_created, operands=("key", "first", "second"), error_name="random", tags=("internal",))
+def drawn(
+    key: int, first: float, second: float, *, distribution: str, shape: Shape, dtype: Any, device: Any
+) -> ShardedTensor:
+    """Draws numbers by another operator of this module, whose parameters are numbers and not arrays.
+
+    >>> from shardtensor.functions.random.distributions import drawn
+    >>> drawn(7, 0.0, 0.0, distribution="poisson", shape=(2,), dtype=np.int64, device=None).tolist()
+    [0, 0]
+    """
+
+
+@implements(drawn, "kernel")
+def _drawn(
+    xp: Any, context: ShardContext, key: int, first: float, second: float, *, distribution: str, shape: Shape,
+    dtype: Any,
+) -> Any:  # fmt: skip
+    op = OPS[distribution]
+    kernel: Any = op.parts.kernel
+    return kernel(xp, context, *(first, second)[: op.operands.index("key")], key, dtype=dtype)
+
+
 @operator("..., ->...")
 def bernoulli(p: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
     """Draws bools that are true with probability ``p``."""
@@ -270,7 +349,11 @@ def bernoulli(p: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
 @implements(bernoulli, "kernel")
 def _bernoulli(xp: Any, context: ShardContext, p: Any, key: int, *, dtype: Any) -> Any:
     def sample(elements: Elements, p: Any) -> Any:
-        return elements.packed(4, _fraction) < p
+        bits, limit = elements.packed(4, lambda xp, words: _upper(xp, words, 11)), p * 2.0**53
+        if p.shape[0] > 1:
+            return _float(xp, bits) < limit
+        # Bits are not converted where there is one probability.
+        return bits < _float(xp, xp.ceil(xp.minimum(limit, xp.full_like(limit, 2.0**53))), np.int64)
 
     return fill(xp, context, key, sample, p, kernel=("bernoulli", ()))
 
@@ -295,21 +378,47 @@ def gamma(a: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
 
 @implements(gamma, "kernel")
 def _gamma(xp: Any, context: ShardContext, a: Any, key: int, *, dtype: Any) -> Any:
-    return fill(xp, context, key, lambda elements, a: elements.accepted(_propose_gamma, a), a)
+    return fill(xp, context, key, lambda elements, a: elements.accepted(_propose_gamma, a, quickly=_quick_gamma), a)
 
 
-def _propose_gamma(xp: Any, words: Any, a: Any) -> tuple[Any, Any]:
-    """The method of Marsaglia and Tsang (2000), with their transformation for shapes below 1."""
-    usual = (a > 0) & xp.isfinite(a)
-    small = a < 1
-    d = xp.where(usual, xp.where(small, a + 1.0, a), 1.0) - 1 / 3
-    x = _normal_of(xp, words[0], words[1])
-    root = x / xp.sqrt(d * 9.0) + 1.0
+def _quick_gamma(xp: Any, a: Any, b: Any, shape: Any) -> tuple[Any, Any]:
+    x, inside = _quick_normal(xp, a)
+    values, _, root, usual = _transformed(xp, a, b, shape, x)
+    square = x * x
+    square *= square
+    accepted = inside & (root > 0) & (_fraction(xp, b) < 1.0 - square * 0.0331)
+    return values, accepted | ~usual
+
+
+def _propose_gamma(xp: Any, a: Any, b: Any, shape: Any) -> tuple[Any, Any]:
+    x, accepted = _propose_normal(xp, a, scrambled(xp, a, b, SECOND)[1])
+    values, d, root, usual = _transformed(xp, a, b, shape, x)
     v = xp.where(root > 0, root, 1.0) ** 3
-    accepted = (root > 0) & (xp.log(_positive(xp, words[2])) < x * x * 0.5 + d * (1.0 - v + xp.log(v)))
-    boost = xp.where(usual & small, _positive(xp, words[3]) ** (1.0 / xp.where(usual & small, a, 1.0)), 1.0)
-    # The distribution of shape 0 or infinity is the limit; negative shapes have none.
-    return xp.where(usual, d * v * boost, xp.where(a >= 0, a, math.nan)), accepted | ~usual
+    accepted &= (root > 0) & (xp.log(_positive(xp, b)) < x * x * 0.5 + d * (1.0 - v + xp.log(v)))
+    return values, accepted | ~usual
+
+
+def _transformed(xp: Any, a: Any, b: Any, shape: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+    """Returns the proposals of Marsaglia and Tsang (2000) that are made of normal numbers, with their transformation
+    for shapes below 1.
+
+    Returns:
+        The proposals, two numbers of their method, and whether the distribution is a usual one.
+    """
+    usual = (shape > 0) & xp.isfinite(shape)
+    small = usual & (shape < 1)
+    d = xp.where(usual, xp.where(small, shape + 1.0, shape), 1.0) - 1 / 3
+    root = x * (1.0 / xp.sqrt(d * 9.0))
+    root += 1.0
+    values = root * root
+    values *= root
+    values *= d
+    if xp.any(small):
+        even = _positive(xp, scrambled(xp, a, b, THIRD)[1])
+        values *= xp.where(small, even ** (1.0 / xp.where(small, shape, 1.0)), 1.0)
+    if not xp.all(usual):  # The distribution of shape 0 or infinity is the limit; negative shapes have none.
+        values = xp.where(usual, values, xp.where(shape >= 0, shape, math.nan))
+    return values, d, root, usual
 
 
 @operator("..., ->...")
@@ -321,17 +430,29 @@ def poisson(lam: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
 def _poisson(xp: Any, context: ShardContext, lam: Any, key: int, *, dtype: Any) -> Any:
     def sample(elements: Elements, lam: Any) -> Any:
         valid = (lam >= 0) & (lam <= _MOST)
-        few, many = valid & (lam < _FEW), valid & (lam >= _FEW)
-        values = xp.where(valid, 0.0, -1.0)
-        if xp.any(few):
-            mean = xp.where(few, lam, 0.0)
-            counts = _counted(elements, xp.exp(0.0 - mean), lambda k: mean / k)
-            values = xp.where(few, counts, values)
-        if xp.any(many):
-            values = xp.where(many, elements.accepted(_propose_poisson, xp.where(many, lam, _FEW)), values)
-        return values
+        many = valid & (lam >= _FEW)
+
+        def counted() -> Any:
+            mean = xp.where(valid & ~many, lam, 0.0)
+            return _counted(elements, xp.exp(0.0 - mean), lambda k: mean / k)
+
+        def proposed() -> Any:
+            return elements.accepted(
+                functools.partial(_transformed_rejection, _ptrs),
+                xp.where(many, lam, _FEW),
+                quickly=functools.partial(_transformed_quickly, _ptrs),
+            )
+
+        return xp.where(valid, _by_either(xp, many, counted, proposed), -1.0)
 
     return fill(xp, context, key, sample, lam)
+
+
+def _by_either(xp: Any, many: Any, counted: Callable[[], Any], proposed: Callable[[], Any]) -> Any:
+    """Returns the integers that one of two methods draws: the second one where ``many`` is true."""
+    if not xp.any(many):
+        return counted()
+    return proposed() if xp.all(many) else xp.where(many, proposed(), counted())
 
 
 _FEW = 10.0
@@ -352,41 +473,92 @@ def _counted(elements: Elements, first: Any, ratio: Any) -> Any:
         first: the probability of 0.
         ratio: a function of k that returns the probability of k divided by that of k - 1.
     """
-    xp, at = elements.xp, elements.packed(4, _fraction)
+    xp, fractions = elements.xp, elements.packed(4, _fraction)
+    if first.shape[0] == 1:
+        totals = [first]
+        total = probability = first
+        for k in range(1, _LEAST_LIKELY):
+            probability = probability * ratio(k)
+            if not xp.any(probability > 2.0**-64):
+                break
+            total = total + probability
+            totals.append(total)
+        return xp.searchsorted(xp.concat(totals[:-1]), fractions, side="right") if totals[1:] else fractions * 0.0
     total = probability = first
-    counts = xp.zeros_like(at)
+    counts = xp.zeros_like(fractions)
     for k in range(1, _LEAST_LIKELY):
         probability = probability * ratio(k)
         # The sum of all probabilities is rounded, so that it may stay below the greatest fractions.
-        goes_on = (at >= total) & (probability > 2.0**-64)
+        goes_on = (fractions >= total) & (probability > 2.0**-64)
         if not xp.any(goes_on):
             break
         counts, total = xp.where(goes_on, float(k), counts), total + probability
     return counts
 
 
-def _proposed(xp: Any, words: Any, a: Any, b: Any, center: Any, limit: Any, scale: Any) -> tuple[Any, Any, Any]:
-    """Returns the proposals of Hörmann's transformed rejection (1993), the logarithm of the number that is compared
-    with the probability of each, and whether it is accepted without that comparison.
+class _Hat(NamedTuple):
+    """The numbers of Hörmann's transformed rejection (1993), and a function.
+
+    Attributes:
+        a, b, center: the numbers of the transformation.
+        limit: up to which numbers proposals in the middle are accepted at once.
+        scale: the number by which the others are scaled.
+        chance: ``chance(k)`` returns the logarithms of the probabilities of integers; -inf for impossible ones.
     """
-    u, v = _inside(xp, words[0]) - 0.5, _inside(xp, words[1])
+
+    a: Any
+    b: Any
+    center: Any
+    limit: Any
+    scale: Any
+    chance: Callable[[Any], Any]
+
+
+def _transformed_quickly(
+    hat_of: Callable[..., _Hat], xp: Any, first: Any, second: Any, *parameters: Any
+) -> tuple[Any, Any]:
+    hat = hat_of(xp, *parameters)
+    k, edge = _under(xp, first, hat)
+    return k, (edge >= 0.07) & (_inside(xp, second) <= hat.limit)
+
+
+def _transformed_rejection(
+    hat_of: Callable[..., _Hat], xp: Any, first: Any, second: Any, *parameters: Any
+) -> tuple[Any, Any]:
+    hat = hat_of(xp, *parameters)
+    k, edge = _under(xp, first, hat)
+    even = _inside(xp, second)
+    level = xp.log(even * hat.scale / (hat.a / (edge * edge) + hat.b))
+    return k, ((edge >= 0.07) & (even <= hat.limit)) | (level <= hat.chance(k))
+
+
+def _under(xp: Any, words: Any, hat: _Hat) -> tuple[Any, Any]:
+    """Returns proposals, and the distance of each from the ends of the transformation."""
+    u = _inside(xp, words)
+    u -= 0.5
     edge = 0.5 - xp.abs(u)
-    k = xp.floor((a * 2.0 / edge + b) * u + center)
-    return k, xp.log(v * scale / (a / (edge * edge) + b)), (edge >= 0.07) & (v <= limit)
+    k = hat.a * 2.0 / edge
+    k += hat.b
+    k *= u
+    k += hat.center
+    return xp.floor(k), edge
 
 
-def _propose_poisson(xp: Any, words: Any, lam: Any) -> tuple[Any, Any]:
-    """Hörmann's PTRS, with a logarithm of the probability that has no cancellation for great means."""
+def _ptrs(xp: Any, lam: Any) -> _Hat:
+    """Hörmann's PTRS for the Poisson distribution, with a logarithm of the probability that has no cancellation for
+    great means.
+    """
     b = xp.sqrt(lam) * 2.53 + 0.931
     a = b * 0.02483 - 0.059
-    k, level, accepted = _proposed(
-        xp, words, a, b, lam + 0.43, 0.9277 - 3.6224 / (b - 2.0), 1.1239 + 1.1328 / (b - 3.4)
-    )
-    inside = k >= 0
-    n = xp.where(inside, k, 0.0)
-    above = n + 1.0 - lam
-    probability = above - n * xp.log1p(above / lam) - xp.log((n + 1.0) * _TURN) * 0.5 - _stirling(xp, n)
-    return n, inside & (accepted | (level <= probability))
+
+    def chance(k: Any) -> Any:
+        inside = k >= 0
+        n = xp.where(inside, k, 0.0)
+        above = n + 1.0 - lam
+        logarithm = above - n * xp.log1p(above / lam) - xp.log((n + 1.0) * _TURN) * 0.5 - _stirling(xp, n)
+        return xp.where(inside, logarithm, -math.inf)
+
+    return _Hat(a, b, lam + 0.43, 0.9277 - 3.6224 / (b - 2.0), 1.1239 + 1.1328 / (b - 3.4), chance)
 
 
 def _stirling(xp: Any, k: Any) -> Any:
@@ -417,37 +589,48 @@ def _binomial(xp: Any, context: ShardContext, n: Any, p: Any, key: int, *, dtype
         trials, likely = xp.where(valid, n, 0.0), valid & (p > 0.5)
         rare = xp.where(valid, xp.where(likely, 1.0 - p, p), 0.0)
         many = trials * rare >= _FEW
-        values = xp.zeros_like(trials)
-        if not xp.all(many):
+
+        def counted() -> Any:
             some, odds = xp.where(many, 0.0, trials), rare / (1.0 - rare)
-            values = _counted(elements, xp.exp(some * xp.log1p(0.0 - rare)), lambda k: (some - (k - 1)) / k * odds)
-        if xp.any(many):
-            arguments = xp.where(many, trials, 4 * _FEW), xp.where(many, rare, 0.5)
-            values = xp.where(many, elements.accepted(_propose_binomial, *arguments), values)
+            return _counted(elements, xp.exp(some * xp.log1p(0.0 - rare)), lambda k: (some - (k - 1)) / k * odds)
+
+        def proposed() -> Any:
+            return elements.accepted(
+                functools.partial(_transformed_rejection, _btrs),
+                xp.where(many, trials, 4 * _FEW),
+                xp.where(many, rare, 0.5),
+                quickly=functools.partial(_transformed_quickly, _btrs),
+            )
+
+        values = _by_either(xp, many, counted, proposed)
         return xp.where(valid, xp.where(likely, trials - values, values), -1.0)
 
     return fill(xp, context, key, sample, n, p)
 
 
-def _propose_binomial(xp: Any, words: Any, n: Any, p: Any) -> tuple[Any, Any]:
-    """Hörmann's BTRS, with a logarithm of the probability that has no cancellation for great means."""
+def _btrs(xp: Any, n: Any, p: Any) -> _Hat:
+    """Hörmann's BTRS for the binomial distribution, with a logarithm of the probability that has no cancellation for
+    great means.
+    """
     deviation = xp.sqrt(n * p * (1.0 - p))
     b = deviation * 2.53 + 1.15
     a = b * 0.0248 - 0.0873 + p * 0.01
-    scale = (5.1 / b + 2.83) * deviation
-    k, level, accepted = _proposed(xp, words, a, b, n * p + 0.5, 0.92 - 4.2 / b, scale)
-    inside = (k >= 0) & (k <= n)
     mode = xp.floor((n + 1.0) * p)
-    k = xp.where(inside, k, mode)
 
-    def odds(j: Any) -> Any:
-        return (j + 0.5) * xp.log1p((p * (n + 2.0) - (j + 1.0)) / ((1.0 - p) * (j + 1.0)))
+    def chance(k: Any) -> Any:
+        inside = (k >= 0) & (k <= n)
+        k = xp.where(inside, k, mode)
 
-    def rest(j: Any) -> Any:
-        return _stirling(xp, j) + _stirling(xp, n - j)
+        def odds(j: Any) -> Any:
+            return (j + 0.5) * xp.log1p((p * (n + 2.0) - (j + 1.0)) / ((1.0 - p) * (j + 1.0)))
 
-    probability = (n + 1.0) * xp.log1p((k - mode) / (n - k + 1.0)) + odds(k) - odds(mode) + rest(mode) - rest(k)
-    return k, inside & (accepted | (level <= probability))
+        def rest(j: Any) -> Any:
+            return _stirling(xp, j) + _stirling(xp, n - j)
+
+        between = (n + 1.0) * xp.log1p((k - mode) / (n - k + 1.0))
+        return xp.where(inside, between + odds(k) - odds(mode) + rest(mode) - rest(k), -math.inf)
+
+    return _Hat(a, b, n * p + 0.5, 0.92 - 4.2 / b, (5.1 / b + 2.83) * deviation, chance)
 
 
 @operator("..., ..., ->...")
@@ -460,7 +643,7 @@ def _truncated_normal(xp: Any, context: ShardContext, lower: Any, upper: Any, ke
     return fill(xp, context, key, lambda elements, *ends: elements.accepted(_propose_truncated, *ends), lower, upper)
 
 
-def _propose_truncated(xp: Any, words: Any, lower: Any, upper: Any) -> tuple[Any, Any]:
+def _propose_truncated(xp: Any, first: Any, second: Any, lower: Any, upper: Any) -> tuple[Any, Any]:
     """Robert's methods (1995), which are accurate at any distance from 0. At least every third proposal is accepted.
 
     An interval on one side of 0 gets uniform proposals if it is short, and exponential ones otherwise; any other gets
@@ -471,13 +654,13 @@ def _propose_truncated(xp: Any, words: Any, lower: Any, upper: Any) -> tuple[Any
     b = xp.where(valid, xp.where(mirrored, 0.0 - lower, upper), 1.0)
     beside, rate = a >= 0, (a + xp.hypot(a, xp.full_like(a, 2.0))) * 0.5
     short = xp.where(beside, (b - a) * rate < 1.5, b - a < 2.5)
-    fraction = _fraction(xp, words[3])
+    fraction = _fraction(xp, first)
     even = a + xp.where(short, b - a, 1.0) * fraction
     falling = a - xp.log1p(fraction * xp.expm1((a - b) * rate)) / rate
-    normal = _normal_of(xp, words[0], words[1])
+    normal, proper = _propose_normal(xp, first, scrambled(xp, first, second, SECOND)[1])
     x = xp.where(short, even, xp.where(beside, falling, normal))
     low = xp.where(beside, a, 0.0)
     level = xp.where(short, (low - x) * (low + x), xp.where(beside, 0.0 - (x - rate) ** 2, 0.0)) * 0.5
-    accepted = (xp.log(_positive(xp, words[2])) <= level) & (short | beside | ((x >= a) & (x <= b)))
+    accepted = (xp.log(_positive(xp, second)) <= level) & (short | beside | (proper & (x >= a) & (x <= b)))
     x = xp.minimum(xp.maximum(x, a), b)  # The proposals are rounded.
     return xp.where(valid, xp.where(mirrored, 0.0 - x, x), math.nan), accepted | ~valid
