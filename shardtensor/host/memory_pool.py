@@ -25,7 +25,7 @@ from shardtensor.host.units import readable
 POOLED_FROM = 1 << 19
 """The minimum size in bytes of memory that the pool keeps. The C library reuses smaller memory itself."""
 
-_KEPT = 4 * POOLED_FROM
+_KEPT = 8 * POOLED_FROM
 """The size in bytes of memory that is allocated and freed once. glibc returns free memory to the system above a
 threshold of 128 KiB, so that temporary arrays would get new pages in each call. The threshold rises to twice the size
 of the largest memory that was freed so far.

@@ -19,7 +19,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.random import distributions, random_elements
+from shardtensor.functions.random import distributions, numbers_of_words, random_elements
 from shardtensor.functions.random.random_elements import Elements, fill
 from shardtensor.host import philox
 from shardtensor.sharding.shard_context import ShardContext
@@ -81,17 +81,17 @@ def test_numbers_of_words_have_the_same_bits_in_any_library(length: int) -> None
     words = np.random.default_rng(0).integers(-(2**63), 2**63, length)
     words[:4] = 0, -1, 2**63 - 1, -(2**63)
     for function in (
-        lambda xp: distributions._positive(xp, words),
-        lambda xp: distributions._fraction(xp, words),
-        lambda xp: distributions._halves(xp, words),
-        lambda xp: distributions._normal64(xp, words),
-        lambda xp: distributions._below32(xp, words, 3 << 30),
-        lambda xp: distributions._below64(xp, words, 3 << 62),
+        lambda xp: numbers_of_words.positive(xp, words),
+        lambda xp: numbers_of_words.fraction(xp, words),
+        lambda xp: numbers_of_words.halves_of(xp, words),
+        lambda xp: numbers_of_words.normal64(xp, words),
+        lambda xp: numbers_of_words.below32(xp, words, 3 << 30),
+        lambda xp: numbers_of_words.below64(xp, words, 3 << 62),
         lambda xp: np.stack(philox.scrambled(xp, words, words[::-1], 3)),
     ):
         np.testing.assert_array_equal(function(np), function(OTHER))
     unsigned = words.view(np.uint64).astype(np.float64)  # rounded once
-    np.testing.assert_array_equal(distributions._positive(np, words), unsigned * 2.0**-64 + 2.0**-65)
+    np.testing.assert_array_equal(numbers_of_words.positive(np, words), unsigned * 2.0**-64 + 2.0**-65)
 
 
 def test_scrambled_words_depend_on_all_bits() -> None:

@@ -10,88 +10,47 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.backend.registry import shared_memory
 from shardtensor.core import OPS, call, implements, operator
 from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.sample_sort import Order
-from shardtensor.functions.random.random_elements import Elements, fill, places, redrawn
-from shardtensor.host.normals import END, ENDS, HEIGHTS
-from shardtensor.host.philox import SECOND, THIRD, mulhilo, scrambled, signed
-from shardtensor.sharding.layout import Shape
+from shardtensor.functions.random.numbers_of_words import (
+    TURN,
+    as_float,
+    below32,
+    below64,
+    exponential32,
+    exponential64,
+    fraction,
+    halves_of,
+    inside_unit,
+    normal32,
+    normal64,
+    positive,
+    propose_normal,
+    quick_normal,
+    uniform32,
+    upper_bits,
+)
+from shardtensor.functions.random.random_elements import Elements, fill
+from shardtensor.host.host_sorting import random_order
+from shardtensor.host.philox import SECOND, THIRD, scrambled, signed
+from shardtensor.sharding.layout import Shape, as_sharding
+from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _DERIVATIVES = "of_mathematical"
 
-_LOW = 0xFFFFFFFF
-_TURN = 2 * math.pi
-
 
 def _created(kinds: Any, *, shape: Any, dtype: Any, n: int = 0, distribution: str = "") -> tuple[Shape, Any]:
     return shape, sharded_dtype(dtype)
-
-
-# -- numbers from words ----------------------------------------------------------------------------
-
-
-def _float(xp: Any, x: Any, dtype: Any = np.float64) -> Any:
-    """Returns an array of another dtype."""
-    return x.astype(dtype) if xp is np else xp.asarray(x, dtype=dtype)
-
-
-def _upper(xp: Any, words: Any, shift: int = 32) -> Any:
-    """Returns the highest bits of each word as integers of int64, without the lowest ``shift`` bits."""
-    if xp is np:  # Shifts of unsigned words need no mask.
-        return (words.view(np.uint64) >> np.uint64(shift)).view(np.int64)
-    return (words >> shift) & (2 ** (64 - shift) - 1)
-
-
-def _fraction(xp: Any, words: Any) -> Any:
-    """Returns float64 in [0, 1), made of the highest 53 bits of each word."""
-    numbers = _float(xp, _upper(xp, words, 11))
-    numbers *= 2.0**-53
-    return numbers
-
-
-def _inside(xp: Any, words: Any) -> Any:
-    """Returns float64 in (0, 1), made of the highest 52 bits of each word."""
-    return (_float(xp, (words >> 12) & (2**52 - 1)) + 0.5) * 2.0**-52
-
-
-def _positive(xp: Any, words: Any) -> Any:
-    """Returns float64 in (0, 1], made of all 64 bits of each word: small numbers have a full significand."""
-    # Both products are exact, so that the sum is rounded once. NumPy's conversion of uint64 branches at the sign.
-    numbers = _float(xp, _upper(xp, words)) * 2.0**32
-    numbers += _float(xp, words & _LOW)
-    numbers *= 2.0**-64
-    numbers += 2.0**-65
-    return numbers
-
-
-def _halves(xp: Any, words: Any) -> Any:
-    """Returns the low half, then the high half of each word, as integers from 0 to 2**32 - 1."""
-    if xp is np and sys.byteorder == "little":
-        return words.view(np.uint32)
-    return _interleaved(xp, words & _LOW, (words >> 32) & _LOW)
-
-
-def _positive32(xp: Any, halves: Any) -> Any:
-    """Returns float32 in (0, 1], made of 32 bits: small numbers have a full significand."""
-    return _float(xp, halves, np.float32) * 2.0**-32 + 2.0**-33
-
-
-def _interleaved(xp: Any, first: Any, second: Any) -> Any:
-    if xp is np:  # np.stack takes longer than all else for short arrays.
-        both = np.empty(2 * len(first), first.dtype)
-        both[0::2], both[1::2] = first, second
-        return both
-    return xp.reshape(xp.stack([first, second], axis=-1), (-1,))
 
 
 def _packed(elements: Elements, *, draws: Any, dtype: np.dtype[Any]) -> Any:
@@ -105,7 +64,7 @@ def _packed(elements: Elements, *, draws: Any, dtype: np.dtype[Any]) -> Any:
     wide, narrow = draws
     if dtype.itemsize == 8:
         return elements.packed(4, wide)
-    return elements.packed(8, lambda xp, words: narrow(xp, _halves(xp, words), dtype))
+    return elements.packed(8, lambda xp, words: narrow(xp, halves_of(xp, words), dtype))
 
 
 # -- uniform, normal and exponential numbers, and integers -----------------------------------------
@@ -116,74 +75,9 @@ def uniform(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor
     """Draws numbers that are uniformly distributed in [0, 1)."""
 
 
-def _uniform32(xp: Any, halves: Any, dtype: np.dtype[Any]) -> Any:
-    bits = np.finfo(dtype).nmant + 1  # As many as the dtype has: rounding to it would give 1.
-    return _float(xp, halves >> (32 - bits), np.float32) * 2.0**-bits
-
-
 @operator(_created, operands=("key",))
 def normal(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
     """Draws numbers of the standard normal distribution: by the ziggurat, or by Box and Muller's method of 32 bits."""
-
-
-def _normal64(xp: Any, words: Any) -> Any:
-    """Returns a normal number of each word by the ziggurat of `shardtensor.host.normals`. One word of 80 is outside of
-    the next layer, and gets another one from its neighbour.
-    """
-    x, inside = _quick_normal(xp, words)
-    left = places(xp, ~inside)
-    if not left.shape[0]:
-        return x
-    own = words[left]
-    other = scrambled(xp, own, words[left ^ 1], SECOND)[1]
-    return redrawn(xp, x, left, own, other, lambda a, b, left: _propose_normal(xp, a, b))
-
-
-def _quick_normal(xp: Any, words: Any) -> tuple[Any, Any]:
-    """Returns the place of each word in its layer, and whether it is inside of the next layer."""
-    layer, x = _placed(xp, words)
-    return x, xp.abs(x) < xp.take(_table(xp, _RIGHT), layer)
-
-
-def _placed(xp: Any, words: Any) -> tuple[Any, Any]:
-    """Returns the layer of each word, which is its lowest 8 bits, and its place in it, which is its highest 53 bits."""
-    layer = words & 255
-    x = _float(xp, words >> 11)
-    x += 0.5
-    x *= xp.take(_table(xp, _SCALES), layer)
-    return layer, x
-
-
-def _propose_normal(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Places the first words in their layers. In the rectangles of layers, numbers within the next layer are below the
-    distribution, and others where the second word places them. Beyond the first rectangle, the second word is the
-    distance from it, and the numbers are accepted according to their probability.
-    """
-    layer, x = _placed(xp, a)
-    size, lowest, even = xp.abs(x), layer == 0, _positive(xp, b)
-    inside = size < xp.take(_table(xp, _RIGHT), layer)
-    beyond = END - xp.log(even) / END
-    level = xp.where(lowest, (size - END) * END, _height(xp, layer, even))
-    distance = xp.where(lowest, beyond - END, size)
-    accepted = inside | (level < xp.exp(distance * distance * -0.5))
-    return xp.where(lowest & ~inside, xp.copysign(beyond, x), x), accepted
-
-
-def _height(xp: Any, layer: Any, even: Any) -> Any:
-    return xp.take(_table(xp, HEIGHTS), layer) + even * xp.take(_table(xp, _RISES), layer)
-
-
-def _table(xp: Any, table: Any) -> Any:
-    return table if xp is np else xp.asarray(table)
-
-
-_RIGHT, _SCALES, _RISES = ENDS[1:], ENDS[:-1] * 2.0**-52, HEIGHTS[1:] - HEIGHTS[:-1]
-
-
-def _normal32(xp: Any, halves: Any, dtype: np.dtype[Any]) -> Any:
-    radius = xp.sqrt(xp.log(_positive32(xp, halves[0::2])) * -2.0)
-    angle = _uniform32(xp, halves[1::2], np.dtype(np.float32)) * _TURN
-    return _interleaved(xp, radius * xp.cos(angle), radius * xp.sin(angle))
 
 
 @operator(_created, operands=("key",))
@@ -191,18 +85,10 @@ def exponential(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTe
     """Draws numbers of the exponential distribution of mean 1 by inversion."""
 
 
-def _exponential64(xp: Any, words: Any) -> Any:
-    return 0.0 - xp.log(_positive(xp, words))
-
-
-def _exponential32(xp: Any, halves: Any, dtype: np.dtype[Any]) -> Any:
-    return 0.0 - xp.log(_positive32(xp, halves))
-
-
 for _function, *_draws in (
-    (uniform, _fraction, _uniform32),
-    (normal, _normal64, _normal32),
-    (exponential, _exponential64, _exponential32),
+    (uniform, fraction, uniform32),
+    (normal, normal64, normal32),
+    (exponential, exponential64, exponential32),
 ):
 
     @implements(_function, "kernel")
@@ -237,49 +123,10 @@ def _below(elements: Elements, *, low: int, count: int) -> Any:
     if count == 2**64:
         values = elements.packed(4, lambda xp, words: words)
     elif count > 1 << 32:
-        values = elements.packed(4, lambda xp, words: _below64(xp, words, count))
+        values = elements.packed(4, lambda xp, words: below64(xp, words, count))
     else:
-        values = elements.packed(8, lambda xp, words: _below32(xp, words, count))
+        values = elements.packed(8, lambda xp, words: below32(xp, words, count))
     return values + signed(low % 2**64) if low else values
-
-
-def _below64(xp: Any, words: Any, count: int) -> Any:
-    values, accepted = _scaled(words, count)
-    if not 2**64 % count:
-        return values
-    left = places(xp, ~accepted)
-    a, b = scrambled(xp, words[left], words[left ^ 1], 1)
-    return redrawn(xp, values, left, a, b, lambda a, b, left: _scaled(a, count))
-
-
-def _below32(xp: Any, words: Any, count: int) -> Any:
-    values, products = _scaled32(xp, _float(xp, _halves(xp, words), np.int64), count)
-    least = 2**32 % count
-    if not least:
-        return values
-    left = places(xp, (products & _LOW) < least)
-    if not left.shape[0]:
-        return values
-    own, other = words[left >> 1], words[(left >> 1) ^ 1]
-    # The lower half of the first word is the element's own, so that both halves of a word go on with other bits.
-    own = xp.where((left & 1) == 1, (own << 32) | ((own >> 32) & _LOW), own)
-
-    def again(a: Any, b: Any, left: Any) -> tuple[Any, Any]:
-        values, products = _scaled32(xp, a & _LOW, count)
-        return values, (products & _LOW) >= least
-
-    return redrawn(xp, values, left, *scrambled(xp, own, other, 1), again)
-
-
-def _scaled32(xp: Any, halves: Any, count: int) -> tuple[Any, Any]:
-    """Returns the upper halves of the products of 32 bits and ``count``, and the products."""
-    products = halves * count
-    return _upper(xp, products), products
-
-
-def _scaled(words: Any, count: int) -> tuple[Any, Any]:
-    high, low = mulhilo(words, count)
-    return high, (low ^ signed(1 << 63)) >= signed(2**64 % count ^ 1 << 63)  # a comparison of unsigned integers
 
 
 @operator(_created, operands=("key",))
@@ -299,7 +146,8 @@ def _words(xp: Any, context: ShardContext, key: int, *, shape: Shape, dtype: Any
 
 @implements(permutation, "composite")
 def _permutation_of_many(key: int, n: int, shape: Shape, dtype: Any, device: Any) -> Any:
-    if shape != (n,) or n * dtype.itemsize <= GATHERED:
+    devices = as_sharding(default_mesh() if device is None else device, 1, "permutation").mesh.flat
+    if shape != (n,) or n * dtype.itemsize <= GATHERED or shared_memory(tuple(devices)) is not None:
         return NotImplemented
     return call("argsort", words(key, shape=shape, dtype=dtype, device=device))
 
@@ -308,8 +156,9 @@ def _permutation_of_many(key: int, n: int, shape: Shape, dtype: Any, device: Any
 def _permutation(xp: Any, context: ShardContext, key: int, *, n: int, shape: Shape, dtype: Any) -> Any:
     everything = ShardContext.everywhere((n,), (), np.dtype(np.int64))
     words = _words(xp, everything, key, shape=(n,), dtype=everything.dtype)
-    order = Order(indices=True).apply(xp, words)
-    drawn = xp.reshape(order[: math.prod(shape)], shape)
+    count = math.prod(shape)
+    order = random_order(words, count) if xp is np else Order(indices=True).apply(xp, words)
+    drawn = xp.reshape(order[:count], shape)
     if drawn.shape == order.shape == context.local_shape:
         return drawn
     # A copy does not keep the memory of the whole permutation alive.
@@ -349,11 +198,11 @@ def bernoulli(p: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
 @implements(bernoulli, "kernel")
 def _bernoulli(xp: Any, context: ShardContext, p: Any, key: int, *, dtype: Any) -> Any:
     def sample(elements: Elements, p: Any) -> Any:
-        bits, limit = elements.packed(4, lambda xp, words: _upper(xp, words, 11)), p * 2.0**53
+        bits, limit = elements.packed(4, lambda xp, words: upper_bits(xp, words, 11)), p * 2.0**53
         if p.shape[0] > 1:
-            return _float(xp, bits) < limit
+            return as_float(xp, bits) < limit
         # Bits are not converted where there is one probability.
-        return bits < _float(xp, xp.ceil(xp.minimum(limit, xp.full_like(limit, 2.0**53))), np.int64)
+        return bits < as_float(xp, xp.ceil(xp.minimum(limit, xp.full_like(limit, 2.0**53))), np.int64)
 
     return fill(xp, context, key, sample, p, kernel=("bernoulli", ()))
 
@@ -366,7 +215,7 @@ def categorical(logits: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
 @implements(categorical, "kernel")
 def _categorical(xp: Any, context: ShardContext, logits: Any, key: int, *, dtype: Any) -> Any:
     def sample(elements: Elements, logits: Any) -> Any:
-        return logits - xp.log(0.0 - xp.log(elements.packed(4, _inside)))
+        return logits - xp.log(0.0 - xp.log(elements.packed(4, inside_unit)))
 
     return fill(xp, context, key, sample, logits)
 
@@ -382,19 +231,19 @@ def _gamma(xp: Any, context: ShardContext, a: Any, key: int, *, dtype: Any) -> A
 
 
 def _quick_gamma(xp: Any, a: Any, b: Any, shape: Any) -> tuple[Any, Any]:
-    x, inside = _quick_normal(xp, a)
+    x, inside = quick_normal(xp, a)
     values, _, root, usual = _transformed(xp, a, b, shape, x)
     square = x * x
     square *= square
-    accepted = inside & (root > 0) & (_fraction(xp, b) < 1.0 - square * 0.0331)
+    accepted = inside & (root > 0) & (fraction(xp, b) < 1.0 - square * 0.0331)
     return values, accepted | ~usual
 
 
 def _propose_gamma(xp: Any, a: Any, b: Any, shape: Any) -> tuple[Any, Any]:
-    x, accepted = _propose_normal(xp, a, scrambled(xp, a, b, SECOND)[1])
+    x, accepted = propose_normal(xp, a, scrambled(xp, a, b, SECOND)[1])
     values, d, root, usual = _transformed(xp, a, b, shape, x)
     v = xp.where(root > 0, root, 1.0) ** 3
-    accepted &= (root > 0) & (xp.log(_positive(xp, b)) < x * x * 0.5 + d * (1.0 - v + xp.log(v)))
+    accepted &= (root > 0) & (xp.log(positive(xp, b)) < x * x * 0.5 + d * (1.0 - v + xp.log(v)))
     return values, accepted | ~usual
 
 
@@ -414,7 +263,7 @@ def _transformed(xp: Any, a: Any, b: Any, shape: Any, x: Any) -> tuple[Any, Any,
     values *= root
     values *= d
     if xp.any(small):
-        even = _positive(xp, scrambled(xp, a, b, THIRD)[1])
+        even = positive(xp, scrambled(xp, a, b, THIRD)[1])
         values *= xp.where(small, even ** (1.0 / xp.where(small, shape, 1.0)), 1.0)
     if not xp.all(usual):  # The distribution of shape 0 or infinity is the limit; negative shapes have none.
         values = xp.where(usual, values, xp.where(shape >= 0, shape, math.nan))
@@ -473,7 +322,7 @@ def _counted(elements: Elements, first: Any, ratio: Any) -> Any:
         first: the probability of 0.
         ratio: a function of k that returns the probability of k divided by that of k - 1.
     """
-    xp, fractions = elements.xp, elements.packed(4, _fraction)
+    xp, fractions = elements.xp, elements.packed(4, fraction)
     if first.shape[0] == 1:
         totals = [first]
         total = probability = first
@@ -519,7 +368,7 @@ def _transformed_quickly(
 ) -> tuple[Any, Any]:
     hat = hat_of(xp, *parameters)
     k, edge = _under(xp, first, hat)
-    return k, (edge >= 0.07) & (_inside(xp, second) <= hat.limit)
+    return k, (edge >= 0.07) & (inside_unit(xp, second) <= hat.limit)
 
 
 def _transformed_rejection(
@@ -527,14 +376,14 @@ def _transformed_rejection(
 ) -> tuple[Any, Any]:
     hat = hat_of(xp, *parameters)
     k, edge = _under(xp, first, hat)
-    even = _inside(xp, second)
+    even = inside_unit(xp, second)
     level = xp.log(even * hat.scale / (hat.a / (edge * edge) + hat.b))
     return k, ((edge >= 0.07) & (even <= hat.limit)) | (level <= hat.chance(k))
 
 
 def _under(xp: Any, words: Any, hat: _Hat) -> tuple[Any, Any]:
     """Returns proposals, and the distance of each from the ends of the transformation."""
-    u = _inside(xp, words)
+    u = inside_unit(xp, words)
     u -= 0.5
     edge = 0.5 - xp.abs(u)
     k = hat.a * 2.0 / edge
@@ -555,7 +404,7 @@ def _ptrs(xp: Any, lam: Any) -> _Hat:
         inside = k >= 0
         n = xp.where(inside, k, 0.0)
         above = n + 1.0 - lam
-        logarithm = above - n * xp.log1p(above / lam) - xp.log((n + 1.0) * _TURN) * 0.5 - _stirling(xp, n)
+        logarithm = above - n * xp.log1p(above / lam) - xp.log((n + 1.0) * TURN) * 0.5 - _stirling(xp, n)
         return xp.where(inside, logarithm, -math.inf)
 
     return _Hat(a, b, lam + 0.43, 0.9277 - 3.6224 / (b - 2.0), 1.1239 + 1.1328 / (b - 3.4), chance)
@@ -567,12 +416,12 @@ def _stirling(xp: Any, k: Any) -> Any:
     square = inverse * inverse
     series = (1 / 12 - (1 / 360 - (1 / 1260 - square / 1680) * square) * square) * inverse
     small = k < len(_STIRLING)
-    index = _float(xp, xp.where(small, k, 0.0), np.int64)
+    index = as_float(xp, xp.where(small, k, 0.0), np.int64)
     return xp.where(small, xp.asarray(_STIRLING, dtype=np.float64)[index], series)
 
 
 _STIRLING = [
-    math.lgamma(k + 1) - (k + 0.5) * math.log(k + 1) + (k + 1) - math.log(_TURN) / 2 for k in range(16)
+    math.lgamma(k + 1) - (k + 0.5) * math.log(k + 1) + (k + 1) - math.log(TURN) / 2 for k in range(16)
 ]  # fmt: skip
 """The results of `_stirling` for small integers, where its series is not accurate."""
 
@@ -654,13 +503,13 @@ def _propose_truncated(xp: Any, first: Any, second: Any, lower: Any, upper: Any)
     b = xp.where(valid, xp.where(mirrored, 0.0 - lower, upper), 1.0)
     beside, rate = a >= 0, (a + xp.hypot(a, xp.full_like(a, 2.0))) * 0.5
     short = xp.where(beside, (b - a) * rate < 1.5, b - a < 2.5)
-    fraction = _fraction(xp, first)
-    even = a + xp.where(short, b - a, 1.0) * fraction
-    falling = a - xp.log1p(fraction * xp.expm1((a - b) * rate)) / rate
-    normal, proper = _propose_normal(xp, first, scrambled(xp, first, second, SECOND)[1])
+    share = fraction(xp, first)
+    even = a + xp.where(short, b - a, 1.0) * share
+    falling = a - xp.log1p(share * xp.expm1((a - b) * rate)) / rate
+    normal, proper = propose_normal(xp, first, scrambled(xp, first, second, SECOND)[1])
     x = xp.where(short, even, xp.where(beside, falling, normal))
     low = xp.where(beside, a, 0.0)
     level = xp.where(short, (low - x) * (low + x), xp.where(beside, 0.0 - (x - rate) ** 2, 0.0)) * 0.5
-    accepted = (xp.log(_positive(xp, second)) <= level) & (short | beside | (proper & (x >= a) & (x <= b)))
+    accepted = (xp.log(positive(xp, second)) <= level) & (short | beside | (proper & (x >= a) & (x <= b)))
     x = xp.minimum(xp.maximum(x, a), b)  # The proposals are rounded.
     return xp.where(valid, xp.where(mirrored, 0.0 - x, x), math.nan), accepted | ~valid

@@ -2,8 +2,8 @@
 
 Only the words take one kernel, in place of the 250 that `shardtensor.host.philox.block` takes. A kernel that makes the
 numbers, too, reads no memory and writes the numbers only. Its expressions are those of
-`shardtensor.functions.random.distributions`, in the same order and precision, so that the numbers have the same bits,
-as far as the functions of the libraries have.
+`shardtensor.functions.random.numbers_of_words`, in the same order and precision, so that the numbers have the same
+bits, as far as the functions of the libraries have.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ static __device__ inline double st_normal(unsigned long long a, unsigned long lo
     }}
 }}
 """
-"""The function ``_normal_of`` of `shardtensor.functions.random.distributions`."""
+"""The function ``normal64`` of `shardtensor.functions.random.numbers_of_words`."""
 
 _NORMAL32 = f"""
     #pragma unroll

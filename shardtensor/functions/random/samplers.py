@@ -92,9 +92,9 @@ def normal(
 ) -> ShardedTensor:
     """Draws numbers of the standard normal distribution, of mean 0 and variance 1.
 
-    They are made by the method of Box and Muller from 64 bits for each of float64, which reach 9.4 standard deviations,
-    and from 32 bits for each of the smaller dtypes, which reach 6.7. Both tails are symmetric and have a full
-    significand up to their ends.
+    Those of float64 are made by a ziggurat (Marsaglia and Tsang, 2000) from 64 bits each, and from another 64 bits for
+    one number of 80; they reach 11 standard deviations. Those of the smaller dtypes are made by the method of Box and
+    Muller from 32 bits each, and reach 6.7. Both tails are symmetric and have a full significand up to their ends.
 
     Args:
         key, shape, dtype, device, out_sharding: see `shardtensor.functions.random.samplers`.
@@ -145,7 +145,7 @@ def integers(
         A tensor of int64.
 
     >>> st.random.integers(st.random.key(0), 1, 7, (8,)).tolist()
-    [1, 6, 6, 3, 1, 2, 1, 4]
+    [5, 1, 3, 6, 6, 6, 6, 3]
     """
     device = chosen(device, out_sharding, "integers")
     first, end = integer(low, "integers", "low"), integer(high, "integers", "high")
@@ -162,7 +162,8 @@ def permutation(key: Key, n: int, *, device: _Where = None, out_sharding: _Where
     """Draws a permutation of the integers below ``n``, all equally likely: the order of n random words.
 
     Each device draws its part of the words, and they are sorted as by `shardtensor.argsort`; up to 64 KiB of words,
-    each device draws and sorts all of them. The numbers do not depend on the devices.
+    each device draws and sorts all of them. Devices that share a memory sort them together. The numbers do not depend
+    on the devices.
 
     Args:
         key, device, out_sharding: see `shardtensor.functions.random.samplers`.
@@ -206,7 +207,7 @@ def choice(
     >>> st.random.choice(st.random.key(0), 5, (5,), replace=False).tolist()
     [2, 1, 4, 0, 3]
     >>> st.random.choice(st.random.key(1), np.array([10, 20, 30]), (4,)).tolist()
-    [30, 20, 30, 10]
+    [30, 30, 10, 20]
     """
     device = chosen(device, out_sharding, "choice")
     sizes, bits, dtype = checked_shape(shape, "choice"), bits_of(key, "choice"), np.dtype(np.int64)
