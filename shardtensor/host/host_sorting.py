@@ -223,7 +223,7 @@ def random_order(words: Any, count: int) -> Any:
     n = words.size
     if n <= _SHORT:
         return np.argsort(words, stable=True)[:count]
-    keys, bits = words.view(np.uint64) ^ np.uint64(1 << 63), (n // _PART).bit_length()
+    keys, bits = words.view(np.uint64) ^ np.uint64(1 << 63), min((n // _PART).bit_length(), 16)
     length = max(_PART, -(-n // _PIECES))
     pieces = range(0, n, length)
     divided, origins = memory_pool.empty((n,), keys.dtype), memory_pool.empty((n,), np.dtype(np.int64))

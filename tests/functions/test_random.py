@@ -269,6 +269,46 @@ def test_parameters_stay_where_they_are(backend: str) -> None:
     np.testing.assert_array_equal(values_of(drawn), np.asarray(st.random.categorical(KEY, a, axis=0)))
 
 
+PARAMETERS: dict[str, Any] = {
+    "bernoulli": (st.random.bernoulli, 0.3),
+    "gamma": (st.random.gamma, 2.5),
+    "gamma, small": (st.random.gamma, 0.3),
+    "poisson, few": (st.random.poisson, 2.0),
+    "poisson, many": (st.random.poisson, 40.0),
+    "poisson, none": (st.random.poisson, 0.0),
+    "binomial, few": (st.random.binomial, 10.0, 0.3),
+    "binomial, many": (st.random.binomial, 1000.0, 0.7),
+    "truncated_normal": (st.random.truncated_normal, -1.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_numbers_are_those_of_arrays_of_the_same_parameters(name: str, backend: str) -> None:
+    draw, *parameters = PARAMETERS[name]
+    for n in (0, 1, 500):
+        found = draw(KEY, *parameters, (n,), device=mesh_of((3,), backend))
+        arrays = [np.full(n, p) for p in parameters]
+        assert_equal(values_of(found), np.asarray(draw(KEY, *arrays)), name.partition(",")[0])
+
+
+def test_large_pieces_have_the_numbers_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [on_one_device(name, KEY, (3, 23_000)) for name in EITHER]
+    monkeypatch.setattr(random_elements, "_HOST_PIECE", 1000)
+    monkeypatch.setattr(random_elements, "_HOST_PIECES", 7)
+    for name, wanted in zip(EITHER, before, strict=True):
+        np.testing.assert_array_equal(on_one_device(name, KEY, (3, 23_000)), wanted)
+
+
+EITHER = (
+    "uniform of float16",
+    "normal",
+    "integers",
+    "integers of 32 bits, one in four rejected",
+    "gamma",
+    "poisson, many",
+)
+
+
 # -- keys ------------------------------------------------------------------------------------------
 
 

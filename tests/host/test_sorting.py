@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardtensor as st
 from shardtensor.host import host_sorting
 
 RANDOM = np.random.default_rng(0)
@@ -67,3 +68,23 @@ def test_large_arrays_are_searched_for_elements_in_order(
     for x2 in wanted, wanted.reshape(10, 15), wanted.astype("f8") if wanted.dtype.kind != "c" else wanted[:0]:
         found = host_sorting.searchsorted(table, x2, side)
         np.testing.assert_array_equal(found, np.searchsorted(table, x2, side=side), strict=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_random_words_are_sorted_by_their_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below and above each threshold; all of them and the first ones; words that are equal, or nearly so."""
+    monkeypatch.setattr(host_sorting, "_SHORT", 200)
+    monkeypatch.setattr(host_sorting, "_PART", 64)
+    monkeypatch.setattr(host_sorting, "_PIECES", 5)
+    generator = np.random.default_rng(1)
+    with st.set_num_threads(threads):
+        for n in (0, 1, 200, 201, 63 * 64, 10_000):
+            words = generator.integers(-(2**63), 2**63, n)
+            words[n // 2 :: 3] = words[: len(words[n // 2 :: 3])]
+            words[n // 3 :: 7] ^= 1
+            for kind in (words, words >> 61, words & 3):
+                wanted = np.argsort(kind, stable=True)
+                for count in {n, n // 3, 0}:
+                    found = host_sorting.random_order(kind, count)
+                    assert found.dtype == np.int64
+                    np.testing.assert_array_equal(found, wanted[:count])

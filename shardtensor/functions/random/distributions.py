@@ -146,8 +146,10 @@ def _words(xp: Any, context: ShardContext, key: int, *, shape: Shape, dtype: Any
 
 @implements(permutation, "composite")
 def _permutation_of_many(key: int, n: int, shape: Shape, dtype: Any, device: Any) -> Any:
+    if shape != (n,) or n * dtype.itemsize <= GATHERED:
+        return NotImplemented
     devices = as_sharding(default_mesh() if device is None else device, 1, "permutation").mesh.flat
-    if shape != (n,) or n * dtype.itemsize <= GATHERED or shared_memory(tuple(devices)) is not None:
+    if shared_memory(tuple(devices)) is not None:  # They sort the words together, which takes linear time on hosts.
         return NotImplemented
     return call("argsort", words(key, shape=shape, dtype=dtype, device=device))
 
