@@ -168,7 +168,7 @@ OTHERS = {
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
         data.order._EPOCHS data.order._ROUNDS
-        functions.random.distributions._FEW functions.random.distributions._LEAST_LIKELY functions.random.distributions._MOST
+        functions.random.discrete_distributions._FEW functions.random.discrete_distributions._LEAST_LIKELY functions.random.discrete_distributions._MOST
         functions.random.numbers_of_words._LOW functions.random.random_elements._ATTEMPTS functions.random.random_kernel._NARROW functions.random.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
         host.philox._COUNTERS host.philox._LOW host.normals.END host.normals.LAYERS""",

@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.functions.random.random_elements import places, redrawn
-from shardtensor.host.normals import END, ENDS, HEIGHTS
+from shardtensor.host.normals import END, ENDS, HEIGHTS, LAYERS
 from shardtensor.host.philox import SECOND, mulhilo, scrambled, signed
 
 _LOW = 0xFFFFFFFF
 TURN = 2 * math.pi
+
+# NumPy's conversion of a number takes as long as the rest of a function of a short array.
+_SHIFTS = {shift: np.array(shift, np.uint64) for shift in (11, 32)}
+_PLACES = np.array(LAYERS - 1), np.array(11), np.array(0.5)
+_STEP = np.array(2.0**-53)
 
 
 def as_float(xp: Any, x: Any, dtype: Any = np.float64) -> Any:
@@ -28,14 +33,14 @@ def as_float(xp: Any, x: Any, dtype: Any = np.float64) -> Any:
 def upper_bits(xp: Any, words: Any, shift: int = 32) -> Any:
     """Returns the highest bits of each word as integers of int64, without the lowest ``shift`` bits."""
     if xp is np:  # Shifts of unsigned words need no mask.
-        return (words.view(np.uint64) >> np.uint64(shift)).view(np.int64)
+        return (words.view(np.uint64) >> _SHIFTS[shift]).view(np.int64)
     return (words >> shift) & (2 ** (64 - shift) - 1)
 
 
 def fraction(xp: Any, words: Any) -> Any:
     """Returns float64 in [0, 1), made of the highest 53 bits of each word."""
     numbers = as_float(xp, upper_bits(xp, words, 11))
-    numbers *= 2.0**-53
+    numbers *= _STEP if xp is np else 2.0**-53
     return numbers
 
 
@@ -87,8 +92,8 @@ def normal64(xp: Any, words: Any) -> Any:
     """Returns a normal number of each word by the ziggurat of `shardtensor.host.normals`. One word of 80 is outside of
     the next layer, and gets another one from its neighbour.
     """
-    x, inside = quick_normal(xp, words)
-    left = places(xp, ~inside)
+    layer, x = _placed(xp, words)
+    left = places(xp, xp.abs(x) >= _taken(xp, _RIGHT, layer))
     if not left.shape[0]:
         return x
     own = words[left]
@@ -99,15 +104,16 @@ def normal64(xp: Any, words: Any) -> Any:
 def quick_normal(xp: Any, words: Any) -> tuple[Any, Any]:
     """Returns the place of each word in its layer, and whether it is inside of the next layer."""
     layer, x = _placed(xp, words)
-    return x, xp.abs(x) < xp.take(_table(xp, _RIGHT), layer)
+    return x, xp.abs(x) < _taken(xp, _RIGHT, layer)
 
 
 def _placed(xp: Any, words: Any) -> tuple[Any, Any]:
     """Returns the layer of each word, which is its lowest 8 bits, and its place in it, which is its highest 53 bits."""
-    layer = words & 255
-    x = as_float(xp, words >> 11)
-    x += 0.5
-    x *= xp.take(_table(xp, _SCALES), layer)
+    least, shift, half = _PLACES if xp is np else (LAYERS - 1, 11, 0.5)
+    layer = words & least
+    x = as_float(xp, words >> shift)
+    x += half
+    x *= _taken(xp, _SCALES, layer)
     return layer, x
 
 
@@ -118,7 +124,7 @@ def propose_normal(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
     """
     layer, x = _placed(xp, a)
     size, lowest, even = xp.abs(x), layer == 0, positive(xp, b)
-    inside = size < xp.take(_table(xp, _RIGHT), layer)
+    inside = size < _taken(xp, _RIGHT, layer)
     beyond = END - xp.log(even) / END
     level = xp.where(lowest, (size - END) * END, _height(xp, layer, even))
     distance = xp.where(lowest, beyond - END, size)
@@ -127,11 +133,11 @@ def propose_normal(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _height(xp: Any, layer: Any, even: Any) -> Any:
-    return xp.take(_table(xp, HEIGHTS), layer) + even * xp.take(_table(xp, _RISES), layer)
+    return _taken(xp, HEIGHTS, layer) + even * _taken(xp, _RISES, layer)
 
 
-def _table(xp: Any, table: Any) -> Any:
-    return table if xp is np else xp.asarray(table)
+def _taken(xp: Any, table: Any, layer: Any) -> Any:
+    return table.take(layer) if xp is np else xp.take(xp.asarray(table), layer)
 
 
 _RIGHT, _SCALES, _RISES = ENDS[1:], ENDS[:-1] * 2.0**-52, HEIGHTS[1:] - HEIGHTS[:-1]

@@ -221,7 +221,9 @@ def fill(
     out = memory_pool.empty(shape, dtype)
     target = out.reshape(-1)
 
-    piece = _HOST_PIECE * min(max(size // (_HOST_PIECE * num_threads()), 1), _HOST_PIECES)
+    piece = _HOST_PIECE
+    if size > piece:
+        piece *= min(max(size // (_HOST_PIECE * num_threads()), 1), _HOST_PIECES)
 
     def work(k: int) -> None:
         begin, end = k * piece, min((k + 1) * piece, size)

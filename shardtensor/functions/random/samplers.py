@@ -31,7 +31,7 @@ from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.placement.conversion import asarray
 from shardtensor.functions.placement.transfers import device_put
-from shardtensor.functions.random import distributions
+from shardtensor.functions.random import discrete_distributions, distributions
 from shardtensor.functions.random.random_keys import Key, bits_of, integer
 from shardtensor.functions.standard.manipulation import broadcast_to
 from shardtensor.functions.standard.searching import argmax
@@ -446,7 +446,7 @@ def poisson(
     device = chosen(device, out_sharding, "poisson")
     bits = bits_of(key, "poisson")
     parameters = [_parameter(lam, "poisson", "lam", _from_0_to(2.0**53), "a number from 0 to 2**53")]
-    return _drawn(distributions.poisson, bits, parameters, shape, device, np.int64)
+    return _drawn(discrete_distributions.poisson, bits, parameters, shape, device, np.int64)
 
 
 @hinted
@@ -478,7 +478,7 @@ def binomial(
         _parameter(n, "binomial", "n", lambda n: 0 <= n <= 2.0**53 and n == int(n), "an integer from 0 to 2**53"),
         _parameter(p, "binomial", "p", _from_0_to(1), "a probability from 0 to 1"),
     ]
-    return _drawn(distributions.binomial, bits, parameters, shape, device, np.int64)
+    return _drawn(discrete_distributions.binomial, bits, parameters, shape, device, np.int64)
 
 
 @hinted
