@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import DEVICES, PROJECT, Case, Row, Table, Target
+import machine
+import tables
+from harness import DEVICES, PROJECT, Case
+from tables import Row, Table, Target
 
 PLAIN = "plain files"
 TENSORSTORE, ZARR, SAFETENSORS, TORCH, ORBAX = "tensorstore", "zarr-python", "safetensors", "PyTorch DCP", "Orbax"
@@ -375,12 +378,12 @@ def measure(effort: Effort) -> Table:
 def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     """Measures the whole table with these workers."""
     packages = ("numpy", "tensorstore", "zarr", "safetensors", "jax", "torch", "orbax", "shardtensor")
-    environment = harness.describe_environment(packages) | {
+    environment = machine.describe_environment(packages) | {
         "checksums": "of each inner chunk: shardtensor, tensorstore, zarr-python; of none: plain files, safetensors, "
         "PyTorch; Orbax has its own format",
         "rounds": str(effort.rounds),
     }
-    cells: harness.Cells = {}
+    cells: tables.Cells = {}
     for row in (WRITE, READ, RESHARD):
         samplers = {(row.name, column): functools.partial(workers[column].call, row.name) for column in workers}
         harness.interleave(samplers, 1, f"{row.title}, once before")
@@ -388,7 +391,7 @@ def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     for column, worker in workers.items():
         cells |= harness.call_once(worker, column, TOUCHED.name, (TOUCHED.name,))
     title = f"Checkpoints: float32, {effort.size} MiB in {DEVICES} shards of rows, one process"
-    return Table(title, environment, tuple(workers), ROWS, cells)
+    return Table(title, environment, tuple(workers), ROWS, cells, (PLAIN,))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import harness
-from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target, Worker
+import machine
+import tables
+from harness import DEVICES, NUMPY, PROJECT, Case, Worker
+from tables import Row, Table, Target
 
 TITLE = (
     f"Collectives: float32 over {DEVICES} logical devices of one host, inside of shard_map; JAX: {DEVICES} CPU devices"
@@ -303,7 +306,7 @@ def numpy_cases(sizes: Sizes | None = None) -> dict[str, Case]:
         **reductions,
         **steps,
         "checksums": lambda: checksums(np, {k: lambda v=v: v for k, v in by_hand().items()} | steps),
-        "blas": harness.blas_kernel,
+        "blas": machine.blas_kernel,
     }
 
 
@@ -455,12 +458,12 @@ def measure(effort: Effort, sizes: Sizes = Sizes()) -> Table:
 
 def measure_with(effort: Effort, workers: Mapping[str, Measurer]) -> Table:
     """Measures the whole table with these workers, after checking that their results are equal."""
-    environment = harness.describe_environment(("numpy", "jax", "greenlet", "shardtensor")) | {
+    environment = machine.describe_environment(("numpy", "jax", "greenlet", "shardtensor")) | {
         "BLAS": workers[NUMPY].call("blas"),
         "rounds": f"small {effort.small}, moves {effort.moves}, steps {effort.steps}, the last three rows 1",
     }
     check_equal(checksums_of(workers))
-    cells: harness.Cells = {}
+    cells: tables.Cells = {}
     groups = (SMALL, effort.small, "psum, barriers"), (MOVES, effort.moves, "64 MiB"), (STEPS, effort.steps, "steps")
     for rows, rounds, description in groups:
         cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)

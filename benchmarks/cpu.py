@@ -1,6 +1,6 @@
-"""The cost of large arrays on a CPU, compared with the peers: operators, reductions, products, reshards; and scaling.
+"""The cost of large arrays on a CPU, compared with the peers: operators, reductions, products, reshards.
 
-``python benchmarks/cpu.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the tables and charts.
+``python benchmarks/cpu.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import collectives
-import cpu_curves
 import harness
-import peers
+import machine
 from collectives import check_equal, checksums_of
-from cpu_cases import FULL, GIB, GROUP, KIB, MIB, Sizes
-from cpu_curves import Point
-from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, Row, Table, Target, Worker
+from cpu_cases import FULL, GROUP, Sizes
+from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Worker
+from tables import Best, Cells, Row, Table, Target
 
 TITLE = f"On a CPU: float32, rows over {DEVICES} logical devices, eager; JAX (n): jit on n CPU devices"
-CURVES = f"Scaling: time per element; over sizes on {DEVICES} logical devices, then over numbers of devices"
 JAX_1, LIMIT, TORCH, DASK, NUMBA = "JAX (1)", "limit", "PyTorch", "Dask", "Numba"
 PEERS = (NUMPY, JAX_1, JAX_2, JAX_8, TORCH, DASK, NUMBA)
 PEER, JAX, SPLIT = Best("best peer", PEERS), Best("best JAX", PEERS[1:4]), Best("best JAX (2, 8)", (JAX_2, JAX_8))
@@ -71,10 +68,9 @@ class Effort:
 
     large: int = 5
     heavy: int = 5
-    curves: int = 5
 
 
-QUICK = Effort(large=1, heavy=1, curves=1)
+QUICK = Effort(large=1, heavy=1)
 
 
 class Measurer(collectives.Measurer, Protocol):
@@ -95,7 +91,7 @@ Start = Callable[[Sizes], AbstractContextManager[Mapping[str, Measurer]]]
 Workers: TypeAlias = contextlib.AbstractContextManager[dict[str, Worker]]
 
 
-def _start(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) -> Workers:
+def start_columns(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) -> Workers:
     """Starts the workers of these columns, with cases of a module for operands of these sizes; a context manager."""
     return harness.start_workers(
         {
@@ -119,17 +115,17 @@ def start_workers(sizes: Sizes) -> Workers:
         DASK: ("dask", "dask_cases", {}),
         NUMBA: ("numba", "numba_cases", {}),
     }
-    return _start("cpu_cases", columns, sizes)
+    return start_columns("cpu_cases", columns, sizes)
 
 
 def measure(effort: Effort, sizes: Sizes = FULL, start: Start = start_workers) -> Table:
     """Measures the whole table, after checking that the results of all libraries are equal."""
-    environment = harness.describe_environment(("numpy", "jax", "torch", "dask", "numba", "shardtensor"))
+    environment = machine.describe_environment(("numpy", "jax", "torch", "dask", "numba", "shardtensor"))
     cells: Cells = {}
     with start(sizes) as workers:
         environment |= {
             "BLAS": workers[NUMPY].call("blas"),
-            "limit": f"copies, reads and sums in {harness.usable_cores()} threads; NumPy's products",
+            "limit": f"copies, reads and sums in {machine.usable_cores()} threads; NumPy's products",
             "rounds": f"{effort.large}; options, products and Jacobi {effort.heavy}; the last three rows 1",
         }
         check_equal(checksums_of(workers))
@@ -142,7 +138,7 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = start_workers) -
     with start(sizes) as new_workers:  # These rows need processes whose memory has not been used before.
         for row, (column, worker) in itertools.product(ONCE, new_workers.items()):
             cells |= harness.call_once(worker, column, row.name, (row.name,))
-    return Table(TITLE, environment, tuple(workers), ROWS, cells)
+    return Table(TITLE, environment, tuple(workers), ROWS, cells, (LIMIT,))
 
 
 def group_of(row: Row) -> str:
@@ -150,158 +146,14 @@ def group_of(row: Row) -> str:
     return GROUP[row.name]
 
 
-# -- the curves ------------------------------------------------------------------------------------
-
-CURVE_TITLES = {
-    "add": "x + y",
-    "sum": "x.sum()",
-    "sum0": "x.sum(axis=0)",
-    "sin": "sin(x)",
-    "matmul": "x @ y",
-    "reshard": "rows → columns",
-    "contraction": "x @ y, contraction split",
-}
-
-
-def start_curve_workers(sizes: Sizes) -> Workers:
-    """Starts the worker of each column of the curves; a context manager that ends them."""
-    columns: dict[str, harness.Library] = {
-        PROJECT: ("shardtensor", "shardtensor_curves", harness.logical_devices(max(sizes.devices))),
-        NUMPY: ("numpy", "numpy_curves", {}),
-    }
-    return _start("cpu_curves", columns, sizes)
-
-
-def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = start_curve_workers) -> Table:
-    """Measures the time per element at all points."""
-    points = cpu_curves.points(sizes)
-    environment = harness.describe_environment(("numpy", "shardtensor")) | {
-        "element": "an element of a square operand; of a product, a multiplication",
-        "rounds": str(effort.curves),
-    }
-    cells: Cells = {}
-    with start(sizes) as workers:
-        for operands, group in itertools.groupby(sorted(points, key=lambda p: p.operands), lambda p: p.operands):
-            samplers = {(p.name, c): per_element(workers[c], p) for p, c in itertools.product(group, workers)}
-            cells |= harness.interleave(samplers, effort.curves, f"{operands[0]}² over {operands[1]}")
-    rows = tuple(Row(point.name, point_title(point)) for point in points)
-    return Table(CURVES, environment, tuple(workers), rows, cells)
-
-
-def per_element(worker: Measurer, point: Point) -> harness.Sampler:
-    """Returns a sampler of the time per element at a point."""
-    return lambda: worker.sample(point.name) / point.elements
-
-
-def point_title(point: Point) -> str:
-    """Returns the title of a point's row."""
-    return f"{CURVE_TITLES[point.function]}, {size_text(point.nbytes)}, on {point.devices}"
-
-
-def size_text(nbytes: int) -> str:
-    """Returns a number of bytes in KiB, MiB or GiB."""
-    unit, name = next((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if nbytes >= unit)
-    return f"{nbytes // unit} {name}"
-
-
-# -- charts ----------------------------------------------------------------------------------------
-
-FASTER, SLOWER, PLAIN = "#2a7f62", "#c44536", "#888888"
-MAX_RATIO = 100.0
-"""The ratio at which bars end, in both directions: an operator that moves no data is faster by any factor."""
-
-
-def chart(table: Table, path: Path) -> None:
-    """Draws shardtensor's time divided by the best peer's, one bar for each row in which a peer has a figure."""
-    from matplotlib.figure import Figure
-
-    bars = []
-    for row in (*LARGE, *HEAVY):
-        ours, best = table.cell(row, PROJECT).median, table.least(row, PEERS)
-        if ours is not None and best is not None:
-            bars.append((row.title, ours / best[0], best[1]))
-    figure = Figure(figsize=(9, 1.2 + 0.3 * len(bars)), layout="constrained")
-    axes = figure.subplots()
-    axes.set_xscale("log", subs=[])
-    for y, (_, ratio, peer) in enumerate(bars):
-        end = min(max(ratio, 1 / MAX_RATIO), MAX_RATIO)
-        text = f"{ratio:.2g}" if end == ratio else f"{'<' if ratio < end else '>'} {end:g}"
-        axes.barh(y, end - 1, left=1, color=FASTER if ratio <= 1 else SLOWER)
-        axes.annotate(
-            f"{text} × {peer}", (end, y), (-4 if ratio <= 1 else 4, 0), textcoords="offset points",
-            ha="right" if ratio <= 1 else "left", va="center", fontsize=8,
-        )  # fmt: skip
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.margins(x=0.3)
-    axes.set_yticks(range(len(bars)), [title for title, _, _ in bars])
-    axes.invert_yaxis()
-    axes.set_xlabel("time of shardtensor over that of the best peer: left of 1, shardtensor is faster")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
-
-
-def chart_curves(table: Table, path: Path, sizes: Sizes = FULL) -> None:
-    """Draws the time per element over size and over the number of devices, NumPy's with dashed lines."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(16, 7), layout="constrained")
-    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
-    by_size, by_devices = cpu_curves.points_by_size(sizes), cpu_curves.points_by_devices(sizes)
-    for axes, function in zip(above.subplots(1, len(cpu_curves.BY_SIZE)), cpu_curves.BY_SIZE, strict=True):
-        selected = [point for point in by_size if point.function == function]
-        for column, color, dashes in ((PROJECT, FASTER, "-"), (NUMPY, PLAIN, "--")):
-            xs, ys = curve(table, column, selected, lambda point: point.nbytes)
-            axes.plot(xs, ys, dashes, color=color, marker=".", label=column)
-        label_axes(axes, CURVE_TITLES[function], "bytes of an operand")
-    for axes, function in zip(below.subplots(1, len(cpu_curves.BY_DEVICES)), cpu_curves.BY_DEVICES, strict=True):
-        for nbytes, color in zip(sizes.ends, (FASTER, SLOWER), strict=True):
-            selected = [point for point in by_devices if (point.function, point.nbytes) == (function, nbytes)]
-            xs, ys = curve(table, PROJECT, selected, lambda point: point.devices)
-            axes.plot(xs, ys, color=color, marker=".", label=size_text(nbytes))
-            for y in curve(table, NUMPY, selected[:1], lambda point: point.devices)[1]:
-                axes.axhline(y, linestyle="--", color=color, label=f"{size_text(nbytes)}, {NUMPY}")
-        label_axes(axes, CURVE_TITLES[function], "logical devices")
-    figure.savefig(path)
-
-
-def curve(
-    table: Table, column: str, points: Sequence[Point], coordinate: Callable[[Point], int]
-) -> tuple[list[int], list[float]]:
-    """Returns the coordinates and the figures of the points that have a figure."""
-    figures = {coordinate(point): table.cells.get((point.name, column), harness.Cell()).median for point in points}
-    measured = {x: figure for x, figure in figures.items() if figure is not None}
-    return list(measured), list(measured.values())
-
-
-def label_axes(axes: Any, title: str, xlabel: str) -> None:
-    """Sets the scales and the labels of a diagram."""
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel("seconds per element")
-    axes.legend(fontsize=7)
-
-
 # -- the run ---------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None, sizes: Sizes = FULL) -> None:
     """Runs the program: measures both tables, prints, saves and draws them."""
-    options = harness.arguments("cpu", "The cost of large arrays on a CPU, and its scaling.", argv)
-    effort = QUICK if options.quick else Effort()
-    name, curves_name = (harness.labelled(table_name, options.label) for table_name in ("cpu", "scaling"))
-    can_draw = peers.is_installed("matplotlib")
-    table = measure(effort, sizes)
-    harness.report(table, options.out, name)
-    if can_draw:
-        chart(table, options.out / f"{name}.svg")
-    scaling = measure_curves(effort, sizes)
-    harness.report(scaling, options.out, curves_name)
-    if can_draw:
-        chart_curves(scaling, options.out / f"{curves_name}.svg", sizes)
-    else:
-        print("No charts: matplotlib is not installed.")
+    options = harness.arguments("cpu", "The cost of large arrays on a CPU.", argv)
+    table = measure(QUICK if options.quick else Effort(), sizes)
+    harness.report(table, options.out, harness.labelled("cpu", options.label))
 
 
 if __name__ == "__main__":

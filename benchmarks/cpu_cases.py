@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import machine
 from harness import DEVICES, Case
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -46,6 +47,10 @@ class Sizes:
         multiplied: how many of these sizes, from the smallest on, have a matrix product.
         devices: the numbers of devices at the points of a curve over devices.
         ends: the bytes of an operand for the curves over devices.
+        simulated: the numbers of devices, which do not exist, between which a copy is planned.
+        equations: the numbers of equations of programs.
+        shapes: the numbers of shapes for which an operator is called in turn.
+        processes: the numbers of processes of a job.
     """
 
     pair: int = 2**25
@@ -62,6 +67,10 @@ class Sizes:
     multiplied: int = 9
     devices: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
     ends: Sequence[int] = (64 * KIB, 64 * MIB)
+    simulated: Sequence[int] = (1, 4, 16, 64, 256, 1024, 4096)
+    equations: Sequence[int] = (10, 100, 1000, 10_000)
+    shapes: Sequence[int] = (1, 8, 64, 512, 4096)
+    processes: Sequence[int] = (1, 2, 4, 8)
 
     @classmethod
     def from_environment(cls) -> Sizes:
@@ -76,7 +85,8 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     pair=1024, chain=2048, options=512, square=64, matrix=32, examples=64, features=16, block=8, steps=5,
-    operators=200, curve=(KIB, 4 * KIB), multiplied=1, devices=(1, 2, 8), ends=(KIB, 4 * KIB)
+    operators=200, curve=(KIB, 4 * KIB), multiplied=1, devices=(1, 2, 8), ends=(KIB, 4 * KIB),
+    simulated=(1, 4), equations=(5, 10), shapes=(1, 8), processes=(1, 2),
 )  # fmt: skip
 
 
@@ -419,7 +429,7 @@ def numpy_cases() -> Cases:
             parts = [np.tanh(a @ a) for a in parts]
         return parts
 
-    without_operands = {"blas": harness.blas_kernel, "growth": lambda: growth(np, place)}
+    without_operands = {"blas": machine.blas_kernel, "growth": lambda: growth(np, place)}
     # One array is never resharded: there is nothing to measure, but the other libraries' results are compared with it.
     unchanged = dict.fromkeys(("reshard", "replicate", "alias"), lambda x: x)
     return library_cases(expressions(np) | {"maps": maps, "jacobi": jacobi}, place, without_operands, unchanged)
@@ -432,7 +442,7 @@ def limit_cases() -> Cases:
     """
     import numpy as np
 
-    cores = harness.usable_cores()
+    cores = machine.usable_cores()
     pool = ThreadPoolExecutor(cores)
     warm = functools.lru_cache(1)(np.ones)
 

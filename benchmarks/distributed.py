@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
+import machine
 from distributed_cases import FULL, GROUP, Sizes
-from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, NotMeasured, Row, Table, Target
+from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, NotMeasured
+from tables import Best, Cells, Row, Table, Target
 
 TITLE = f"Whole dimensions: rows over {DEVICES} logical devices of one host, eager; JAX (n): jit on n CPU devices"
 SCIPY, TORCH = "SciPy", "PyTorch"
@@ -136,7 +138,7 @@ def measure_part(part: str, effort: Effort, workers: Mapping[str, Any]) -> Cells
 
 def make_table(cells: Cells, effort: Effort) -> Table:
     """Returns the table of all parts."""
-    environment = harness.describe_environment(("numpy", "scipy", "jax", "torch", "shardtensor")) | {
+    environment = machine.describe_environment(("numpy", "scipy", "jax", "torch", "shardtensor")) | {
         "rounds": f"large arrays {effort.large}, tall matrices {effort.tall}, tiny arrays {effort.tiny}",
         "tiny": "8 devices with separate memories, whose accesses are checked; JAX is eager",
     }

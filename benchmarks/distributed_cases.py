@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
+import machine
 from cpu_cases import Cases, jacobi_block
 from harness import DEVICES
 
@@ -204,7 +205,7 @@ def scipy_cases() -> Cases:
     """Returns the cases of SciPy: its transforms, in as many threads as there are cores."""
     import scipy.fft
 
-    workers = harness.usable_cores()
+    workers = machine.usable_cores()
     functions = {
         "rfft rows": lambda x: scipy.fft.rfft(x, axis=1, workers=workers),
         "rfft split": lambda x: scipy.fft.rfft(x, axis=0, workers=workers),

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness import DEVICES, JAX_2, NUMPY, PROJECT, Case, Row, Table, Target, Worker
+import machine
+import tables
+from harness import DEVICES, JAX_2, NUMPY, PROJECT, Case, Worker
+from tables import Row, Table, Target
 
 TITLE = (
     f"Functions of NumPy: float64 arrays over {DEVICES} logical devices of one host; JAX is jitted, over 2 CPU devices"
@@ -145,10 +148,10 @@ def measure(effort: Effort) -> Table:
 
 def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     """Measures the whole table with these workers."""
-    environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+    environment = machine.describe_environment(("numpy", "jax", "shardtensor")) | {
         "rounds": f"products {effort.products}, others {effort.passes}",
     }
-    cells: harness.Cells = {}
+    cells: tables.Cells = {}
     for rows, rounds, description in (PRODUCTS, effort.products, "products"), (PASSES, effort.passes, "large arrays"):
         cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
     return Table(TITLE, environment, tuple(workers), (*PRODUCTS, *PASSES), cells)

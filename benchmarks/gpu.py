@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import harness
+import machine
+import tables
 from gpu_cases import FULL, MIB, ONCE, Sizes
-from harness import PROJECT, NotMeasured, Row, Table, Target, Worker
+from harness import PROJECT, NotMeasured, Worker
+from tables import Row, Table, Target
 
 TITLE = "On a GPU: {} logical devices, float32 unless a dtype is given; transfers of {}, matrices of {}²"
 CUPY, TORCH, JAX, COPY = "CuPy", "PyTorch", "JAX", "copy"
@@ -137,11 +140,11 @@ def start_workers(logical: Sequence[int]) -> contextlib.AbstractContextManager[d
 
 def measure(
     effort: Effort, logical: Sequence[int], workers: Mapping[str, Measurer], sizes: Sizes = FULL
-) -> harness.Table:
+) -> tables.Table:
     """Measures the whole table."""
     rows = make_rows(logical, sizes)
     ours = workers[PROJECT]
-    environment = harness.describe_environment(("shardtensor", "numpy", "torch", "jax")) | {
+    environment = machine.describe_environment(("shardtensor", "numpy", "torch", "jax")) | {
         **call_case(ours, "machine"),
         "rounds": f"{effort.rounds}, growth 1",
     }
@@ -153,10 +156,10 @@ def measure(
     }
     cells = harness.interleave(samplers, effort.rounds, "on the GPU")
     try:
-        cells |= {(name, PROJECT): harness.Cell((mib,)) for name, mib in call_case(ours, "growth", 600).items()}
+        cells |= {(name, PROJECT): tables.Cell((mib,)) for name, mib in call_case(ours, "growth", 600).items()}
     except (NotMeasured, KeyboardInterrupt) as reason:  # Of a run that is stopped here, all times are measured.
-        cells |= {(name, PROJECT): harness.Cell(problem=str(reason) or "stopped") for name in ONCE}
-    return Table(_title(logical, sizes), environment, tuple(workers), rows, cells)
+        cells |= {(name, PROJECT): tables.Cell(problem=str(reason) or "stopped") for name in ONCE}
+    return Table(_title(logical, sizes), environment, tuple(workers), rows, cells, (COPY,))
 
 
 def _title(logical: Sequence[int], sizes: Sizes) -> str:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import harness
+import machine
 from gpu_cases import describe_gpus, synchronize_all, timed
-from harness import PROJECT, NotMeasured, Row, Table
+from harness import PROJECT, NotMeasured
+from tables import Row, Table
 
 CUPY = "CuPy"
 TITLE = "Functions on one GPU: x, y, h (4096²), w (16 × 1024²), v (4 Mi × 4) float32, d float64, k integers, m a mask"
@@ -90,7 +92,7 @@ def measure(rounds: int, size: int) -> Table:
     """Measures the whole table."""
     import cupy
 
-    environment = harness.describe_environment(("shardtensor", "numpy")) | describe_gpus(cupy) | {"rounds": str(rounds)}
+    environment = machine.describe_environment(("shardtensor", "numpy")) | describe_gpus(cupy) | {"rounds": str(rounds)}
     made: Mapping[str, Mapping[str, Callable[[], float]]] = cases(size)
     samplers = {(text, column): case for column, own in made.items() for text, case in own.items()}
     rows = tuple([Row(text, text) for text in expressions()])

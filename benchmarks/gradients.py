@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import gradient_cases
 import harness
-from harness import JAX_8, NUMPY, Best, Cell, Cells, Row, Table, Target, Worker
+import machine
+from harness import JAX_8, NUMPY, Worker
+from tables import Best, Cell, Cells, Row, Table, Target
 
 TITLE = "Gradients under jit, over 8 logical devices of one host; JAX (n): jit on n virtual CPU devices"
 EAGER_TITLE = "Gradients in eager mode, over 8 logical devices of one host"
@@ -147,7 +149,7 @@ def measure_memory(effort: Effort, start: Start) -> Cells:
 def make_tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
     """Returns two tables: gradients under jit, and in eager mode."""
     packages = ("numpy", "torch", "jax", "shardtensor")
-    environment = harness.describe_environment(packages) | {"rounds": f"{effort.rounds}; memory {effort.memory}"}
+    environment = machine.describe_environment(packages) | {"rounds": f"{effort.rounds}; memory {effort.memory}"}
     return (
         Table(TITLE, environment, (JIT, JAX_8, JAX_1, COMPILED, NUMPY), ROWS, cells),
         Table(EAGER_TITLE, environment, (EAGER, TORCH, NUMPY), EAGER_ROWS, cells),

@@ -14,28 +14,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
+import dataclasses
 import functools
-import importlib.metadata
 import itertools
 import json
 import os
-import platform
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
+import machine
 import peers
 from peers import MISSING, PeerError
+from tables import NOT_APPLICABLE, Cell, Cells, Table
 
 Case = Callable[[], Any]
 """A call to measure. When it returns, the work is done, not merely queued."""
@@ -46,8 +44,6 @@ Effort = TypeVar("Effort")
 
 PROJECT, NUMPY, JAX_8, JAX_2 = "shardtensor", "NumPy", "JAX (8)", "JAX (2)"
 DEVICES = 8
-
-NOT_APPLICABLE = "–"
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -61,6 +57,13 @@ CLOSING_LIMIT = 5.0
 """The seconds in which a worker that has closed its output has to end."""
 
 WORKER = Path(__file__).with_name("worker.py")
+
+AGAINST = "SHARDTENSOR_BENCHMARKS_AGAINST"
+"""The environment variable with the path of a checkout of another commit, which `run.py` makes for ``--against``."""
+
+NOT_IDLE = "THE MACHINE WAS NOT IDLE"
+
+_OTHERS = machine.OtherProcesses()  # from here on: a script imports this module when it starts
 
 
 class NotMeasured(Exception):
@@ -129,9 +132,13 @@ class Worker:
             self._closing.close()
             self._start()
 
-    def sample(self, case: str) -> float:
-        """Returns the seconds per call of a case, over as many calls as take 5 ms (`worker.SAMPLE_SECONDS`)."""
-        return float(self._request("sample", case, ANSWER_LIMIT))
+    def sample(self, case: str, limit: float = ANSWER_LIMIT) -> float:
+        """Returns the seconds per call of a case, over as many calls as take 5 ms (`worker.SAMPLE_SECONDS`).
+
+        Raises:
+            NotMeasured: as in `call`; the limit is for all of these calls, and those before that warm up.
+        """
+        return float(self._request("sample", case, limit))
 
     def call(self, case: str, limit: float = ANSWER_LIMIT) -> Any:
         """Calls a case once and returns its result, transferred as JSON; after ``limit`` seconds the process is killed.
@@ -204,9 +211,23 @@ Library: TypeAlias = tuple[str, str, Mapping[str, str]]
 
 @contextlib.contextmanager
 def start_workers(columns: Mapping[str, Library], warm_up: float = 0.0) -> Iterator[dict[str, Worker]]:
-    """Starts a worker for each column; a context manager that ends all of them on exit."""
+    """Starts a worker for each column; a context manager that ends all of them on exit.
+
+    With the environment variable `AGAINST`, there is one more column: the cases of the first one with the shardtensor
+    of another commit.
+    """
+    columns = dict(columns)
+    if before := os.environ.get(AGAINST):
+        package, cases, environment = next(iter(columns.values()))
+        path = os.pathsep.join((before, os.path.join(before, "backends")))
+        columns[earlier(before)] = (package, cases, {**environment, "PYTHONPATH": path})
     with contextlib.ExitStack() as stack:
         yield {column: stack.enter_context(Worker(*library, warm_up)) for column, library in columns.items()}
+
+
+def earlier(checkout: str) -> str:
+    """Returns the title of the column of the shardtensor in a checkout, whose folder has the name of its commit."""
+    return f"at {Path(checkout).name}"
 
 
 def start_group(
@@ -306,36 +327,6 @@ def repeat_call(call: Case, times: int, wait: Callable[[Any], Any]) -> tuple[flo
 # -- rounds ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The measurement for one row and one column.
-
-    Attributes:
-        samples: the measured values, in seconds or in the unit of the row; empty if nothing could be measured.
-        problem: the reason why there are no samples.
-    """
-
-    samples: tuple[float, ...] = ()
-    problem: str = NOT_APPLICABLE
-
-    @property
-    def median(self) -> float | None:
-        """The median of the samples, which the table shows; None without samples."""
-        return statistics.median(self.samples) if self.samples else None
-
-    @property
-    def quartiles(self) -> tuple[float, float] | None:
-        """The first and third quartile of the samples; None for fewer than four samples."""
-        if len(self.samples) < 4:
-            return None
-        low, _, high = statistics.quantiles(self.samples, method="inclusive")
-        return low, high
-
-
-Cells: TypeAlias = dict[tuple[str, str], Cell]
-"""Cells by the names of their row and column."""
-
-
 def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -> dict[Key, Cell]:
     """Calls every sampler once per round, in a new order each time, so that noise affects all of them alike.
 
@@ -369,10 +360,24 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(values)) for k, values in samples.items()}
 
 
-def sample_cases(names: Iterable[str], workers: Mapping[str, Worker], rounds: int, description: str) -> Cells:
-    """Samples the named cases in all workers, interleaved, and returns their cells; a case has the name of its row."""
-    pairs = list(itertools.product(names, workers))
-    return interleave({(name, c): functools.partial(workers[c].sample, name) for name, c in pairs}, rounds, description)
+def sample_cases(
+    names: Iterable[str], workers: Mapping[str, Worker], rounds: int, description: str, limit: float = ANSWER_LIMIT
+) -> Cells:
+    """Samples the named cases in all workers, interleaved, and returns their cells; a case has the name of its row.
+
+    A case whose sample takes more than ``limit`` seconds has no figure; its process is started again for the others.
+    """
+
+    def sample(name: str, worker: Worker) -> float:
+        try:
+            return worker.sample(name, limit)
+        except NotMeasured:
+            if limit < ANSWER_LIMIT:
+                worker.restart()
+            raise
+
+    pairs = itertools.product(names, workers)
+    return interleave({(n, c): functools.partial(sample, n, workers[c]) for n, c in pairs}, rounds, description)
 
 
 def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit: float = ANSWER_LIMIT) -> Cells:
@@ -384,248 +389,19 @@ def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit
     return {(row, column): Cell(() if figures[row] is None else (figures[row],)) for row in rows}
 
 
-# -- the machine -----------------------------------------------------------------------------------
-
-
-def describe_environment(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the facts on which figures depend: the kind of machine (not its name), the date, and the versions of
-    Python and of packages: those that run on this Python, and then the peers, with the NumPy that they use.
-    """
-    packages = tuple(packages)
-    ours = [name for name in packages if name not in peers.LIBRARIES]
-    return {
-        "CPU": f"{_cpu_model()}, {usable_cores()} cores usable",
-        "memory": _memory(),
-        "Python": platform.python_version(),
-        **{name: _version(name) for name in ours},
-        **_peers_versions(tuple([name for name in packages if name not in ours])),
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def _peers_versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns the versions of peers, and of their Python and NumPy; ``unknown`` if their Python cannot be run."""
-    if not names:
-        return {}
-    try:
-        found = peers.versions(peers.python(), (*names, "numpy"))
-    except PeerError as error:
-        print(error, file=sys.stderr)
-        found = dict.fromkeys((*names, "Python", "numpy"), "unknown")
-    return {"peers' Python": found["Python"], "peers' numpy": found["numpy"]} | {name: found[name] for name in names}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return MISSING
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, "") or platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this operating system
-        return os.cpu_count() or 1
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
-    except (AttributeError, ValueError):  # not on this operating system
-        return "unknown"
-
-
-def blas_kernel() -> str:
-    """Returns a description of NumPy's BLAS in this process, with the kernel that it selected for the CPU."""
-    import numpy as np
-
-    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    try:
-        from threadpoolctl import threadpool_info
-    except ImportError:
-        return f"{built['name']} {built['version']}, kernel unknown (threadpoolctl is not installed)"
-    for library in threadpool_info():
-        if library["user_api"] == "blas":
-            kernel = library.get("architecture", "unknown")
-            return f"{library['internal_api']} {library['version']}, kernel {kernel}, {library['num_threads']} threads"
-    return f"{built['name']} {built['version']}, kernel unknown"
-
-
-# -- the table -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Best:
-    """The smallest figure of a row in several columns; columns without a figure are ignored."""
-
-    title: str
-    columns: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.title
-
-
-@dataclass(frozen=True)
-class Target:
-    """An upper limit for shardtensor's figure.
-
-    Attributes:
-        at_most: the limit in the unit of the row, or, if ``of`` is given, a factor.
-        of: the column, or the best of several columns, whose figure times ``at_most`` is the limit.
-        more: seconds added to the limit.
-    """
-
-    at_most: float
-    of: str | Best | None = None
-    more: float = 0.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table.
-
-    Attributes:
-        name: the name of the case.
-        title: the text in the table.
-        targets: the limits for shardtensor's figure.
-        unit: the unit of the figures: ``"s"``, which is scaled for printing, or another one, which is not.
-    """
-
-    name: str
-    title: str
-    targets: tuple[Target, ...] = ()
-    unit: str = "s"
-
-
-@dataclass(frozen=True)
-class Table:
-    """All measurements of one run.
-
-    Attributes:
-        title: the headline.
-        environment: the facts on which the figures depend, by name.
-        columns: the columns; the first one is shardtensor's, with which the others are compared.
-        rows: the lines of the table.
-        cells: the measurements; a missing cell does not apply.
-    """
-
-    title: str
-    environment: Mapping[str, str]
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    cells: Cells
-
-    def cell(self, row: Row, column: str) -> Cell:
-        """Returns the measurement of a row and a column."""
-        return self.cells.get((row.name, column), Cell())
-
-    def least(self, row: Row, columns: Iterable[str]) -> tuple[float, str] | None:
-        """Returns the smallest figure of a row in some columns, and its column; None if none has a figure."""
-        figures = [(median, column) for column in columns if (median := self.cell(row, column).median) is not None]
-        return min(figures, default=None)
-
-    def meets(self, row: Row, target: Target) -> bool | None:
-        """Whether shardtensor's figure meets a target; None if a figure that is needed to decide it is missing."""
-        figure = self.cell(row, self.columns[0]).median
-        reference: float | None = 1.0
-        if target.of is not None:
-            best = self.least(row, target.of.columns if isinstance(target.of, Best) else (target.of,))
-            reference = None if best is None else best[0]
-        return None if figure is None or reference is None else figure <= target.at_most * reference + target.more
-
-    def verdicts(self) -> list[bool | None]:
-        """Returns `meets` for each target of each row."""
-        return [self.meets(row, target) for row in self.rows for target in row.targets]
-
-    def summary(self) -> str:
-        """Returns a sentence with the numbers of targets that are met, missed and not checked."""
-        verdicts = self.verdicts()
-        if not verdicts:
-            return "No targets."
-        counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in VERDICTS.items()]
-        return f"{len(verdicts)} targets: {', '.join(counts)}."
-
-    def spread(self) -> float | None:
-        """Returns the typical spread of the samples of a cell; None if no cell has enough of them.
-
-        It is the interquartile range divided by the median, of which the median over all cells is taken.
-        """
-        cells = [cell for cell in self.cells.values() if cell.quartiles and cell.median]
-        shares = [(cell.quartiles[1] - cell.quartiles[0]) / cell.median for cell in cells]
-        return statistics.median(shares) if shares else None
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns all figures and their quartiles, in seconds or the unit of the row, for JSON."""
-        return {
-            "title": self.title,
-            "environment": dict(self.environment),
-            "rows": [
-                {
-                    "name": row.name,
-                    "title": row.title,
-                    "unit": row.unit,
-                    "cells": {column: _cell_json(self.cell(row, column)) for column in self.columns},
-                    "targets": [{"target": target_text(t, row.unit), "met": self.meets(row, t)} for t in row.targets],
-                }
-                for row in self.rows
-            ],
-            "spread": self.spread(),
-            "summary": self.summary(),
-        }
-
-
-VERDICTS = {True: "met", False: "missed", None: "not checked"}
-
-
-def _cell_json(cell: Cell) -> dict[str, Any]:
-    if cell.median is None:
-        return {"problem": cell.problem}
-    return {"median": cell.median, "quartiles": cell.quartiles, "samples": len(cell.samples)}
-
-
-def target_text(target: Target, unit: str) -> str:
-    """Returns the text of a target for a row with figures of this unit."""
-    if not target.of:
-        return "≤ {:g} {}".format(*_scaled(target.at_most, unit))
-    more = " + {:g} {}".format(*_scaled(target.more, unit)) if target.more else ""
-    return f"≤ {target.at_most:g} × {target.of}{more}"
-
-
-def quantity(value: float, unit: str) -> str:
-    """Returns a value with three digits and a unit of suitable size."""
-    number, unit = _scaled(value, unit)
-    return f"{digits(number)} {unit}"
-
-
-def _scaled(value: float, unit: str) -> tuple[float, str]:
-    if unit != "s":
-        return value, unit
-    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
-        if value >= scale:
-            return value / scale, name
-    return value / 1e-12, "ps"
-
-
-def digits(number: float) -> str:
-    """Returns a number rounded to three digits (99.95 to 100), never with an exponent."""
-    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
+# -- the program of a table ---------------------------------------------------------------------------
 
 
 def report(table: Table, directory: Path, name: str) -> None:
-    """Prints a table and saves it as ``name.txt`` and ``name.json``."""
+    """Prints a table and saves it as ``name.txt`` and ``name.json``, when the workers have ended."""
     from pages import page, show  # here, because pages needs Rich, which the Python of the peers may lack
 
+    others = str(_OTHERS) if _OTHERS.is_idle() else f"{_OTHERS}: {NOT_IDLE}"
+    facts = {**table.environment, "other processes": others}
+    if before := os.environ.get(AGAINST):
+        facts["against"] = Path(before).name
+        table = table.with_earlier(earlier(before))
+    table = dataclasses.replace(table, environment=facts)
     show(table)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.txt").write_text(page(table), "utf-8")
@@ -656,8 +432,13 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options; a Python of the peers that cannot be run is an error of the command line."""
+    """Returns the options; a Python of the peers that cannot be run is an error of the command line.
+
+    From here on, SIGTERM ends the program as an exception does, so that the workers end with it.
+    """
     options = parser.parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.peer_python is not None:
         os.environ[peers.VARIABLE] = options.peer_python  # for all processes that are started from here
     if os.environ.get(peers.VARIABLE):

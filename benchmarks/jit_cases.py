@@ -142,12 +142,17 @@ def operands() -> dict[str, Arrays]:
 # -- the cases of each library ---------------------------------------------------------------------
 
 
-def _cases(run: Mapping[str, Callable[..., Any]], place: Callable[[str, Arrays], Arrays]) -> dict[str, Case]:
+def _cases(
+    run: Mapping[str, Callable[..., Any]],
+    place: Callable[[str, Arrays], Arrays],
+    export: Callable[[Any], Any] = lambda result: result,
+) -> dict[str, Case]:
     """Returns a case for each row, and a case ``mean NAME`` for the mean of its result, to compare the libraries.
 
     Args:
         run: the compiled computation of each row.
         place: converts NumPy arrays into the library's operands, from the name of the row and the arrays.
+        export: converts an array of the library into one that NumPy reads.
     """
 
     def case(name: str, xs: Arrays) -> tuple[Case, Case]:
@@ -159,7 +164,7 @@ def _cases(run: Mapping[str, Callable[..., Any]], place: Callable[[str, Arrays],
 
             result = run[name](*xs)
             first = result[0] if isinstance(result, tuple) else result
-            return float(np.asarray(first, np.float64).mean())
+            return float(np.asarray(export(first), np.float64).mean())
 
         return call, mean
 
@@ -294,6 +299,75 @@ def jax_cases() -> dict[str, Case]:
         return lambda *xs: jax.block_until_ready(compiled(*xs))
 
     return _cases({name: blocking(f) for name, f in by_name.items()}, place)
+
+
+def mlx_cases() -> dict[str, Case]:
+    """Returns the cases of mx.compile on MLX's CPU backend; every call waits for its result."""
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    by_name = functions(mx)
+
+    def once(u: Any) -> Any:
+        new = mx.array(u)
+        new[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+        return new
+
+    def blocking(f: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
+        compiled = mx.compile(f)
+
+        def call(*xs: Any) -> Any:
+            for _ in range(times):
+                result = compiled(*xs)
+                mx.eval(result)
+                if times > 1:
+                    xs = (result,)
+            return result
+
+        return call
+
+    compiled = {name: blocking(f) for name, f in by_name.items()} | {"jacobi": blocking(once, STEPS)}
+    return _cases(compiled, lambda name, arrays: [mx.array(a) for a in arrays])
+
+
+def tinygrad_cases() -> dict[str, Case]:
+    """Returns the cases of tinygrad's TinyJit on its CPU backend; every call waits for its result."""
+    from tinygrad import Device, Tensor, TinyJit
+
+    by_name = functions(_Tinygrad())
+    by_name["var"] = lambda x: x.var(correction=0)
+    del by_name["jacobi"]  # tinygrad has no writes to parts of an array under its jit
+
+    def blocking(f: Callable[..., Any]) -> Callable[..., Any]:
+        def realized(*xs: Any) -> Any:
+            result = f(*xs)
+            Tensor.realize(*(result if isinstance(result, tuple) else (result,)))
+            return result
+
+        compiled = TinyJit(realized)
+
+        def call(*xs: Any) -> Any:
+            result = compiled(*xs)
+            Device[Device.DEFAULT].synchronize()
+            return result
+
+        return call
+
+    def place(name: str, arrays: Arrays) -> Arrays:
+        return [Tensor(a).realize() for a in arrays]
+
+    return _cases({name: blocking(f) for name, f in by_name.items()}, place, lambda result: result.numpy())
+
+
+class _Tinygrad:
+    """A namespace with the methods of tinygrad's tensors under the names of NumPy's functions."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(x: Any, *arguments: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+            method = getattr(x, name)
+            return method(*arguments) if axis is None else method(axis, keepdim=keepdims)
+
+        return call
 
 
 def numba_cases() -> dict[str, Case]:

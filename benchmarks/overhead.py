@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness import DEVICES, JAX_8, NUMPY, PROJECT, Case, Row, Table, Target
+import machine
+from harness import DEVICES, JAX_8, NUMPY, PROJECT, Case
+from tables import Row, Table, Target
 
 TITLE = f"Overhead: tiny float32 arrays over {DEVICES} logical devices of one host; JAX (n): n virtual CPU devices"
 QUEUED = 100_000
@@ -97,7 +99,7 @@ def numpy_cases() -> dict[str, Case]:
         "pmap": lambda: [_add_one(shard) for shard in shards],
         "stack": lambda: np.stack(shards),
         "reshard copied": lambda: square.copy(),
-        "blas": harness.blas_kernel,
+        "blas": machine.blas_kernel,
     }
 
 
@@ -172,7 +174,7 @@ QUICK = Effort(calls=20, plans=3, imports=7, time_limit=15.0)
 def measure(effort: Effort) -> Table:
     """Measures the whole table."""
     with harness.start_default_workers("overhead") as workers, tempfile.TemporaryDirectory() as bytecode:
-        environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+        environment = machine.describe_environment(("numpy", "jax", "shardtensor")) | {
             "BLAS": workers[NUMPY].call("blas"),
             "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
         }

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterable
 
 import rich.progress
-from harness import VERDICTS, Row, Table, digits, quantity, target_text
 from rich import box
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
+from tables import VERDICTS, Row, Table, digits, quantity, target_text
 
 PAGE_WIDTH = 1000
 """The width of a page in characters. No table is as wide, so that none is cut."""

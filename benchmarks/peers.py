@@ -22,7 +22,9 @@ from collections.abc import Mapping, Sequence
 VARIABLE = "SHARDTENSOR_PEER_PYTHON"
 OPTION = "--peer-python"
 
-LIBRARIES = ("dask", "jax", "numba", "orbax", "safetensors", "scipy", "tensorstore", "torch", "zarr")
+LIBRARIES = (
+    "dask", "jax", "mlx", "numba", "orbax", "safetensors", "scipy", "tensorstore", "tinygrad", "torch", "zarr",
+)  # fmt: skip
 """The peers. NumPy, CuPy and mpi4py, with which shardtensor computes, run on the same Python as shardtensor."""
 
 START_LIMIT = 60.0

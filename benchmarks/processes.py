@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import machine
 import peers
-from harness import PROJECT, Cell, NotMeasured, Row, Table, Target
+import tables
+from harness import PROJECT, NotMeasured
+from tables import Cell, Row, Table, Target
 
 TITLE = "Two processes on one host, one device each, over MPI"
 BY_HAND, ALONE, JAX = "mpi4py", "1 process", "JAX (gloo)"
@@ -165,7 +168,7 @@ def jax_cases(rounds: int, address: str, rank: int) -> dict[str, list[float]]:
 
 def measure(effort: Effort) -> Table:
     """Measures the whole table."""
-    samples, problem = _measure_launched(effort.rounds), harness.NOT_APPLICABLE
+    samples, problem = _measure_launched(effort.rounds), tables.NOT_APPLICABLE
     try:
         samples |= _measure_jax(effort.rounds)
     except NotMeasured as reason:
@@ -176,8 +179,9 @@ def measure(effort: Effort) -> Table:
         for column in (PROJECT, BY_HAND, ALONE, JAX):
             if seconds := samples.get(f"{row.name} {column}"):
                 cells[row.name, column] = Cell(tuple(seconds))
-    environment = harness.describe_environment(("numpy", "mpi4py", "mpich", "jax", "shardtensor"))
-    return Table(TITLE, environment | {"rounds": str(effort.rounds)}, (PROJECT, BY_HAND, ALONE, JAX), ROWS, cells)
+    environment = machine.describe_environment(("numpy", "mpi4py", "mpich", "jax", "shardtensor"))
+    environment["rounds"] = str(effort.rounds)
+    return Table(TITLE, environment, (PROJECT, BY_HAND, ALONE, JAX), ROWS, cells, (ALONE,))
 
 
 def _measure_launched(rounds: int) -> dict[str, list[float]]:

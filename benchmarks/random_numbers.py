@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness import DEVICES, JAX_2, NUMPY, PROJECT, Best, Case, Row, Table, Target, Worker
+import machine
+import tables
+from harness import DEVICES, JAX_2, NUMPY, PROJECT, Case, Worker
+from tables import Best, Row, Table, Target
 
 TITLE = f"Random numbers: arrays over {DEVICES} logical devices of one host; JAX is jitted, (2): over 2 CPU devices"
 JAX = "JAX"
@@ -160,10 +163,10 @@ def measure(effort: Effort) -> Table:
 
 def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     """Measures the whole table with these workers."""
-    environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+    environment = machine.describe_environment(("numpy", "jax", "shardtensor")) | {
         "rounds": f"large arrays {effort.large}, tiny ones {effort.small}",
     }
-    cells: harness.Cells = {}
+    cells: tables.Cells = {}
     for rows, rounds, description in (LARGE, effort.large, "large arrays"), (SMALL, effort.small, "tiny arrays"):
         cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
     return Table(TITLE, environment, tuple(workers), (*LARGE, *SMALL), cells)

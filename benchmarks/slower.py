@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness import DEVICES, NUMPY, PROJECT, RESULTS, Case, Row, Table, Worker, quantity
+import machine
+import tables
+from harness import DEVICES, NUMPY, PROJECT, RESULTS, Case, Worker
+from tables import Row, Table, quantity
 
 TITLE = f"What is slower than in NumPy: float64 arrays over {DEVICES} logical devices of one host"
 INSTEAD = "instead"
@@ -288,15 +291,15 @@ def measure(effort: Effort) -> Table:
 
 def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     """Measures the whole table with these workers."""
-    environment = harness.describe_environment(("numpy", "shardtensor")) | {
-        "BLAS": harness.blas_kernel(),
+    environment = machine.describe_environment(("numpy", "shardtensor")) | {
+        "BLAS": machine.blas_kernel(),
         "rounds": f"small calls {effort.small}, large arrays {effort.large}",
     }
     groups = (SMALL, effort.small, "small calls"), ((*CROSSING, *LARGE), effort.large, "large arrays")
-    cells: harness.Cells = {}
+    cells: tables.Cells = {}
     for rows, rounds, description in groups:
         cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
-    return Table(TITLE, environment, tuple(workers), (*SMALL, *CROSSING, *LARGE), cells)
+    return Table(TITLE, environment, tuple(workers), (*SMALL, *CROSSING, *LARGE), cells, (INSTEAD,))
 
 
 def page_tables(found: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target
+import machine
+from harness import DEVICES, NUMPY, PROJECT, Case
+from tables import Row, Table, Target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the calls, which the tests share; tests are not installed
 
@@ -94,7 +96,7 @@ def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     overheads = {row: _overhead(table, row) for row in table.rows}
     measured = [row for row, seconds in overheads.items() if seconds is not None]
     missed = sorted([row for row in measured if overheads[row] > TARGET.more], key=lambda row: -overheads[row])
-    environment = harness.describe_environment(("numpy", "shardtensor")) | {
+    environment = machine.describe_environment(("numpy", "shardtensor")) | {
         "rounds": str(effort.rounds),
         "functions": f"{len(measured)} measured, {len(missed)} miss the target",
     }

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target
+import machine
+import tables
+from harness import DEVICES, NUMPY, PROJECT, Case
+from tables import Row, Table, Target
 
 TITLE = f"Writes: float32 arrays, rows over {DEVICES} logical devices of one host; JAX (n): n virtual CPU devices"
 SIDE = 64
@@ -230,10 +233,10 @@ QUICK = Effort(small=20, large=3, time_limit=15.0)
 def measure(effort: Effort) -> Table:
     """Measures the whole table."""
     with harness.start_default_workers("writes") as workers:
-        environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
+        environment = machine.describe_environment(("numpy", "jax", "shardtensor")) | {
             "rounds": f"the first six rows {effort.small}, the others {effort.large}, sent, copies and growth 1",
         }
-        cells: harness.Cells = {}
+        cells: tables.Cells = {}
         for rows, columns, rounds, description in (
             (SMALL, workers, effort.small, "elements, slices"),
             (EXPORTS, {c: workers[c] for c in (PROJECT, NUMPY)}, effort.small, "exports"),

@@ -90,7 +90,7 @@ def test_a_peer_runs_on_its_own_python(harness: Any, fake: str, monkeypatch: pyt
         assert worker.call("loud") == "quiet"
         with pytest.raises(harness.NotMeasured, match="–"):
             worker.call("none of them")
-    facts = harness.describe_environment(("numpy", "jax", "torch", "shardtensor"))
+    facts = harness.machine.describe_environment(("numpy", "jax", "torch", "shardtensor"))
     assert (facts["jax"], facts["torch"], facts["peers' numpy"]) == ("0.99.1", "not installed", "not installed")
     assert facts["peers' Python"] == facts["Python"]
     assert facts["numpy"][0].isdigit()
@@ -155,7 +155,7 @@ def test_programs_that_are_no_python(
         monkeypatch.setattr(harness, "ANSWER_LIMIT", 0.5)
     with harness.Worker("jax", "peer_cases:cases") as worker, pytest.raises(harness.NotMeasured, match=f"^{problem}$"):
         worker.sample("anything")
-    facts = harness.describe_environment(("numpy", "jax"))  # at the end of a run, whose figures are kept
+    facts = harness.machine.describe_environment(("numpy", "jax"))  # at the end of a run, whose figures are kept
     assert (facts["jax"], facts["peers' Python"]) == ("unknown", "unknown")
     assert message in capsys.readouterr().err
     # A program that is started with it measures nothing.
@@ -186,7 +186,7 @@ def test_both_versions_are_in_the_table(
     harness: Any, fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(harness.peers.VARIABLE, fake)
-    facts = harness.describe_environment(("numpy", "jax", "shardtensor"))
+    facts = harness.machine.describe_environment(("numpy", "jax", "shardtensor"))
     harness.report(harness.Table("title", facts, (harness.PROJECT,), (), {}), tmp_path, "table")
     text, saved = (tmp_path / "table.txt").read_text(), json.loads((tmp_path / "table.json").read_text())
     for name in ("Python", "shardtensor", "numpy", "peers' Python", "peers' numpy", "jax"):
@@ -196,7 +196,7 @@ def test_both_versions_are_in_the_table(
 
 def test_the_line_of_versions(fake: str, monkeypatch: pytest.MonkeyPatch, harness: Any) -> None:
     line = harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: fake}).decode()
-    assert line.startswith(f"peers: Python {sys.version.split()[0]} ({fake}): dask not installed, jax 0.99.1, numba ")
+    assert line.startswith(f"peers: Python {sys.version.split()[0]} ({fake}): dask not installed, jax 0.99.1, mlx ")
     with pytest.raises(harness.PeerError, match=r"status 1, and printed: peers.py: the peers' Python \(--peer-python"):
         harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: "/nowhere"})
 

@@ -13,7 +13,7 @@ from tests.rehearsal import LocalWorker, modules_of
 class Slower(LocalWorker):
     """A worker whose calls of one function take longer."""
 
-    def sample(self, case: str) -> float:
+    def sample(self, case: str, limit: float = 0.0) -> float:
         return super().sample(case) + (3e-5 if case == "median" else 1e-5)
 
 
