@@ -45,6 +45,7 @@ _SAMPLED_FROM = 1 << 14
 
 _SAMPLE = 256
 """Elements of the sample."""
+
 _RANGES = 16
 """The number of ranges into which the elements of one long line are distributed before their indices are sorted."""
 
@@ -56,6 +57,12 @@ _COUNTED = 1 << 16
 
 _COUNTED_FROM = 1 << 10
 """The length of a line from which counting takes less time than comparisons."""
+
+_PART = 1 << 14
+"""Random words in a part that is sorted by itself, at most: its indices and digits stay in a core's first caches."""
+
+_PIECES = 64
+"""Pieces of random words, at most, that are divided into parts, each of which is put together of all pieces."""
 
 _INDEX = np.uint64((1 << 32) - 1)
 """The bits of a word that hold an index."""
@@ -293,6 +300,57 @@ def _stable_argsort(x: Any, axis: int) -> Any:
     words |= np.moveaxis(order, axis, -1).view(np.uint64)
     words.sort(axis=-1)
     return np.moveaxis(_indices_of(words), -1, axis)
+
+
+# -- random words ----------------------------------------------------------------------------------
+
+
+def random_order(words: Any, count: int) -> Any:
+    """Returns the first ``count`` of the indices that sort random words of int64. Equal words keep their order.
+
+    The highest bits of random words divide them into parts of about the same size, which stay in a core's cache. NumPy
+    sorts a part by 16 bits in linear time, so that two times are several times as fast as a sort of words.
+    """
+    n = words.size
+    if n <= _SHORT:
+        return np.argsort(words, stable=True)[:count]
+    keys, bits = words.view(np.uint64) ^ np.uint64(1 << 63), min((n // _PART).bit_length(), 16)
+    length = max(_PART, -(-n // _PIECES))
+    pieces = range(0, n, length)
+    divided, origins = memory_pool.empty((n,), keys.dtype), memory_pool.empty((n,), np.dtype(np.int64))
+    ends = np.zeros((len(pieces), (1 << bits) + 1), np.int64)
+
+    def divide(k: int) -> None:
+        begin = pieces[k]
+        piece = keys[begin : begin + length]
+        digits = _digits(piece, 64 - bits, bits)
+        order = np.argsort(digits, stable=True)
+        np.cumsum(np.bincount(digits, minlength=1 << bits), out=ends[k, 1:])
+        ends[k] += begin
+        np.take(piece, order, out=divided[begin : begin + length], mode="clip")
+        np.add(order, begin, out=origins[begin : begin + length])
+
+    def sort(k: int) -> None:
+        slices = [slice(*bounds) for bounds in ends[:, k : k + 2].tolist()]
+        part = np.concatenate([divided[s] for s in slices])
+        order = np.argsort(_digits(part, 32 - bits, 16), stable=True)
+        order = order.take(np.argsort(_digits(part, 48 - bits, 16).take(order), stable=True))
+        ordered = part.take(order)
+        if (ordered[1:] < ordered[:-1]).any():  # Some differ in their lower bits only.
+            order = np.argsort(part, stable=True)
+        result[begins[k] : begins[k + 1]] = np.concatenate([origins[s] for s in slices]).take(order)
+
+    each(divide, len(pieces))
+    begins = (ends - ends[:, :1]).sum(axis=0)
+    parts = int(np.searchsorted(begins, count))
+    result = memory_pool.empty((int(begins[parts]),), np.dtype(np.int64))
+    each(sort, parts)
+    return result[:count]
+
+
+def _digits(words: Any, shift: int, bits: int) -> Any:
+    """Returns 16 bits of unsigned words, or all that the shift leaves, in the smallest dtype."""
+    return (words >> np.uint64(shift)).astype(np.uint8 if bits <= 8 else np.uint16)
 
 
 # -- lines -----------------------------------------------------------------------------------------

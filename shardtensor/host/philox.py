@@ -87,6 +87,39 @@ def block(xp: Any, key: int, index: Any, draw: int) -> tuple[Any, Any, Any, Any]
     return even[0], odd[1], even[1], odd[0]
 
 
+SECOND, THIRD = -1, -2
+"""The numbers of `scrambled` for words that are used together with a pair. Pairs for other
+proposals have the numbers from 1 on.
+"""
+
+
+def scrambled(xp: Any, a: Any, b: Any, number: int) -> tuple[Any, Any]:
+    """Returns other words for pairs of random words, in arrays of int64, where more are needed than a block has.
+
+    Two rounds of a Feistel network map all pairs one to one, so that the new words are uniformly distributed, too.
+
+    Args:
+        xp: the namespace of the arrays.
+        a, b: the words.
+        number: which of several functions makes them. They must be different for words that are used together, since
+            the same function applied to words that it made gives one of those from which it made them.
+    """
+    start, numbers = signed(number * MIXING[0] & WORD), _MIXING if xp is np else MIXING
+    b = b ^ _mixed(a, start, *numbers[1:])
+    return a ^ _mixed(b, start, *numbers[1:]), b
+
+
+def _mixed(x: Any, start: Any, first: Any, second: Any, last: Any, half: Any) -> Any:
+    """Returns words all of whose bits depend on all bits of the given ones."""
+    x = x + start
+    x *= first
+    x ^= x >> half  # The copies of the sign bit do no harm, since no step has to be inverted.
+    x *= second
+    x ^= x >> half
+    x *= last
+    return x
+
+
 def mulhilo(x: Any, factor: int) -> tuple[Any, Any]:
     """Returns the high and the low word of the products of unsigned words, in an array of int64, and of one factor."""
     low, high, signed_factor = _parts(factor)
@@ -118,3 +151,10 @@ def _upper(x0: Any, x1: Any, low: Any) -> Any:
 def signed(word: int) -> int:
     """Returns the integer of int64 with the bits of a word."""
     return word - (1 << 64) if word >> 63 else word
+
+
+MIXING = (*map(signed, (0xDB4F0B9175AE2165, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xAEF17502108EF2D9)), 32)
+"""A number of which `_mixed` adds a multiple, odd ones by which it multiplies, and the distance of its shifts."""
+
+# NumPy's conversion of a number takes as long as the rest of a function of a short array.
+_MIXING = tuple([np.array(n) for n in MIXING])

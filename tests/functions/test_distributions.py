@@ -101,7 +101,19 @@ def test_keys_are_independent() -> None:
     has_frequencies(np.bincount(firsts, minlength=256), np.full(256, 1 / 256))
 
 
-@pytest.mark.parametrize(("low", "high"), [(-3, 4), (0, 256), (0, 3 << 61), (-(2**63), 2**63), (-(2**62) - 1, 2**62)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (-3, 4),
+        (0, 256),
+        (0, 3 << 30),
+        (5, 5 + 2**32),
+        (0, 2**32 + 1),
+        (0, 3 << 61),
+        (-(2**63), 2**63),
+        (-(2**62) - 1, 2**62),
+    ],
+)
 def test_integers(low: int, high: int) -> None:
     x = drawn(2, st.random.integers, low, high, COUNT)
     assert low <= x.min()
@@ -153,17 +165,27 @@ def test_tails_of_normal_numbers() -> None:
 
 
 def test_the_greatest_normal_and_exponential_numbers() -> None:
-    from shardtensor.functions.random.distributions import _exponential32, _exponential64, _normal32, _normal64
+    from shardtensor.functions.random.numbers_of_words import (
+        exponential32,
+        exponential64,
+        normal32,
+        propose_normal,
+    )
+    from shardtensor.host.normals import END
 
-    ends = np.array([0, 0, -1, 0], np.int64)
-    normals = _normal64(np, ends)
-    np.testing.assert_allclose(np.hypot(normals[0], normals[1]), math.sqrt(2 * 65 * math.log(2)), rtol=1e-15)
-    assert np.abs(normals[2:]).max() < 2e-8
-    np.testing.assert_allclose(_exponential64(np, ends[:1]), 65 * math.log(2), rtol=1e-15)
+    # Words of layer 0 next to the end of its rectangle and at its own end, and the least and the greatest second word.
+    edge = int(END / (END + 1 / END) * 2**52)
+    places = np.array([edge + 2, -edge - 2, edge + 2, 2**52 - 1]).astype(np.int64) << 11
+    x, accepted = propose_normal(np, places, np.array([0, 0, -1, -1], np.int64))
+    farthest = END + 65 * math.log(2) / END
+    np.testing.assert_allclose(x, [farthest, -farthest, END, END], rtol=1e-15)
+    assert accepted.tolist() == [False, False, True, True]
+    ends = np.zeros(1, np.int64)
+    np.testing.assert_allclose(exponential64(np, ends[:1]), 65 * math.log(2), rtol=1e-15)
     halves = np.zeros(2, np.uint32)
-    normals = _normal32(np, halves, np.dtype("float32"))
+    normals = normal32(np, halves, np.dtype("float32"))
     np.testing.assert_allclose(np.hypot(normals[0], normals[1]), math.sqrt(2 * 33 * math.log(2)), rtol=1e-6)
-    np.testing.assert_allclose(_exponential32(np, halves, np.dtype("float32")), 33 * math.log(2), rtol=1e-6)
+    np.testing.assert_allclose(exponential32(np, halves, np.dtype("float32")), 33 * math.log(2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
+import types
 from typing import Any
 
 import hypothesis
@@ -17,7 +19,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.random import distributions, random_elements
+from shardtensor.functions.random import distributions, numbers_of_words, random_elements
 from shardtensor.functions.random.random_elements import Elements, fill
 from shardtensor.host import philox
 from shardtensor.sharding.shard_context import ShardContext
@@ -70,14 +72,43 @@ def test_both_implementations_compute_the_same_bits() -> None:
     np.testing.assert_array_equal(long[12:], philox.words(5, 1 << 64, 5))
 
 
-@pytest.mark.parametrize("length", [2, 4, 1000, 50_000])
-def test_both_implementations_of_normal_numbers_have_the_same_bits(length: int) -> None:
+OTHER = types.SimpleNamespace(**vars(np))
+"""A namespace of NumPy's functions that is treated like that of any other library."""
+
+
+@pytest.mark.parametrize("length", [4, 8, 1000, 50_000])
+def test_numbers_of_words_have_the_same_bits_in_any_library(length: int) -> None:
     words = np.random.default_rng(0).integers(-(2**63), 2**63, length)
-    words[:2] = -1, 2**63 - 1  # the least radius, 0
-    both = np.stack(distributions._box_muller(np, words[0::2], words[1::2]), axis=-1).ravel()
-    np.testing.assert_array_equal(distributions._normal64(np, words).view(np.int64), both.view(np.int64))
-    one = distributions._normal_of(np, words[0::2], words[1::2])
-    np.testing.assert_array_equal(one.view(np.int64), both[0::2].view(np.int64))
+    words[:4] = 0, -1, 2**63 - 1, -(2**63)
+    for function in (
+        lambda xp: numbers_of_words.positive(xp, words),
+        lambda xp: numbers_of_words.fraction(xp, words),
+        lambda xp: numbers_of_words.halves_of(xp, words),
+        lambda xp: numbers_of_words.normal64(xp, words),
+        lambda xp: numbers_of_words.below32(xp, words, 3 << 30),
+        lambda xp: numbers_of_words.below64(xp, words, 3 << 62),
+        lambda xp: np.stack(philox.scrambled(xp, words, words[::-1], 3)),
+    ):
+        np.testing.assert_array_equal(function(np), function(OTHER))
+    unsigned = words.view(np.uint64).astype(np.float64)  # rounded once
+    np.testing.assert_array_equal(numbers_of_words.positive(np, words), unsigned * 2.0**-64 + 2.0**-65)
+
+
+def test_scrambled_words_depend_on_all_bits() -> None:
+    """Each bit of a pair changes each bit of the pair after the next in half of all cases, and pairs remain different."""
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-(2**63), 2**63, (2, 4000))
+    pairs = philox.scrambled(np, a, b, 1)
+    for word, bit in itertools.product(range(2), (0, 1, 31, 32, 62, 63)):
+        flip = np.array([philox.signed(1 << bit) if k == word else 0 for k in range(2)])
+        once = philox.scrambled(np, a ^ flip[0], b ^ flip[1], 1)
+        changed = np.stack(philox.scrambled(np, *once, 2)) ^ np.stack(philox.scrambled(np, *pairs, 2))
+        for shift in range(64):
+            ones = np.count_nonzero(changed >> shift & 1, axis=1)
+            assert np.all(abs(ones - 2000) < 5 * math.sqrt(1000))
+    few = np.arange(64)
+    found = {(int(x), int(y)) for x, y in zip(*philox.scrambled(np, few.repeat(64), np.tile(few, 64), 1), strict=True)}
+    assert len(found) == 64 * 64
 
 
 def test_products_of_words() -> None:
@@ -119,6 +150,9 @@ DRAWS: dict[str, Any] = {
     "exponential": lambda key, shape, **to: st.random.exponential(key, shape, **to),
     "exponential of float32": lambda key, shape, **to: st.random.exponential(key, shape, dtype="float32", **to),
     "integers": lambda key, shape, **to: st.random.integers(key, -3, 10, shape, **to),
+    "integers of 32 bits, one in four rejected": lambda key, shape, **to: st.random.integers(
+        key, -5, (3 << 30) - 5, shape, **to
+    ),
     "integers, one in four rejected": lambda key, shape, **to: st.random.integers(key, -5, 3 << 61, shape, **to),
     "integers, all": lambda key, shape, **to: st.random.integers(key, -(2**63), 2**63, shape, **to),
     "bernoulli": lambda key, shape, **to: st.random.bernoulli(key, 0.3, shape, **to),
@@ -192,7 +226,7 @@ def test_any_box_of_an_array_gets_its_own_numbers(data: Any, shape: list[int], m
                 flat = elements.packed(
                     count, lambda xp, words: words.reshape(-1, 4)[:, :count].repeat(-(-count // 4), 1).reshape(-1)
                 )
-                return flat + elements.accepted(lambda xp, words: (words[1], words[2] > 0))
+                return flat + elements.accepted(lambda xp, a, b: (a, b > 0))
 
             whole_array = fill(np, everything, 99, sample)
             np.testing.assert_array_equal(fill(np, part, 99, sample), whole_array[tuple(slice(*ends) for ends in box)])
@@ -233,6 +267,47 @@ def test_parameters_stay_where_they_are(backend: str) -> None:
     with st.transfer_guard("disallow"):
         drawn = st.random.categorical(KEY, x, axis=0, shape=(6, 5)[1:])
     np.testing.assert_array_equal(values_of(drawn), np.asarray(st.random.categorical(KEY, a, axis=0)))
+
+
+PARAMETERS: dict[str, Any] = {
+    "bernoulli": (st.random.bernoulli, 0.3),
+    "gamma": (st.random.gamma, 2.5),
+    "gamma, small": (st.random.gamma, 0.3),
+    "poisson, few": (st.random.poisson, 2.0),
+    "poisson, many": (st.random.poisson, 40.0),
+    "poisson, none": (st.random.poisson, 0.0),
+    "binomial, few": (st.random.binomial, 10.0, 0.3),
+    "binomial, many": (st.random.binomial, 1000.0, 0.7),
+    "truncated_normal": (st.random.truncated_normal, -1.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_numbers_are_those_of_arrays_of_the_same_parameters(name: str, backend: str) -> None:
+    draw, *parameters = PARAMETERS[name]
+    for n in (0, 1, 500):
+        found = draw(KEY, *parameters, (n,), device=mesh_of((3,), backend))
+        arrays = [np.full(n, p) for p in parameters]
+        wanted = draw(KEY, *arrays, device=mesh_of((3,), backend))
+        assert_equal(values_of(found), values_of(wanted), name.partition(",")[0])
+
+
+def test_large_pieces_have_the_numbers_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [on_one_device(name, KEY, (3, 23_000)) for name in EITHER]
+    monkeypatch.setattr(random_elements, "_HOST_PIECE", 1000)
+    monkeypatch.setattr(random_elements, "_HOST_PIECES", 7)
+    for name, wanted in zip(EITHER, before, strict=True):
+        np.testing.assert_array_equal(on_one_device(name, KEY, (3, 23_000)), wanted)
+
+
+EITHER = (
+    "uniform of float16",
+    "normal",
+    "integers",
+    "integers of 32 bits, one in four rejected",
+    "gamma",
+    "poisson, many",
+)
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as some
 
+import shardtensor as st
 from shardtensor.functions.algorithms.distinct import distinct
 from shardtensor.host import host_sorting
 from tests.draws import drawn
@@ -168,3 +169,23 @@ def test_elements_in_no_order_are_searched_without_an_error() -> None:
     wanted = np.arange(1 << 16)
     found = host_sorting.searchsorted(np.array([5, -(1 << 62), 1 << 62, 0]), wanted, "left")
     assert 0 <= found.min() <= found.max() <= 4
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_random_words_are_sorted_by_their_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below and above each threshold; all of them and the first ones; words that are equal, or nearly so."""
+    monkeypatch.setattr(host_sorting, "_SHORT", 200)
+    monkeypatch.setattr(host_sorting, "_PART", 64)
+    monkeypatch.setattr(host_sorting, "_PIECES", 5)
+    generator = np.random.default_rng(1)
+    with st.set_num_threads(threads):
+        for n in (0, 1, 200, 201, 63 * 64, 10_000):
+            words = generator.integers(-(2**63), 2**63, n)
+            words[n // 2 :: 3] = words[: len(words[n // 2 :: 3])]
+            words[n // 3 :: 7] ^= 1
+            for kind in (words, words >> 61, words & 3):
+                wanted = np.argsort(kind, stable=True)
+                for count in {n, n // 3, 0}:
+                    found = host_sorting.random_order(kind, count)
+                    assert found.dtype == np.int64
+                    np.testing.assert_array_equal(found, wanted[:count])

@@ -60,7 +60,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.building.monoids": {"_ROW": 2},
     "shardtensor.files.npy_files": {"_BLOCK": 16},
     "shardtensor.functions.numpy.products": {"SMALL": 1, "_FEW": 1},
-    "shardtensor.functions.random.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
+    "shardtensor.functions.random.random_elements": {"_HOST_PIECE": 12, "_HOST_PIECES": 1, "_PIECE": 12},
     "shardtensor.functions.standard.repetition": {"_SMALL": 1, "_JOINED": 2},
     "shardtensor.functions.ufunc_protocol.ufunc_methods": {"_SORTED_ELEMENT": 0},
     "shardtensor.functions.building.unsplit_lines": {"_LARGE": 1},
@@ -74,6 +74,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
         "_SEARCHED": 2, "_BUCKETS": 4, "_SAMPLED_FROM": 4, "_SAMPLE": 2,
         "_RANGES": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
+        "_PART": 2, "_PIECES": 2,
     },
     "shardtensor.interpreters.execution.blocked_reduction": {
         "_BLOCK": 4, "_BLOCKS": 2, "_LARGE": 16, "_CACHED": 4, "_WIDTH": 2, "_FACTORS": (2, 3, 32), "_ROWS": 2,
@@ -170,11 +171,10 @@ OTHERS = {
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
         data.order._EPOCHS data.order._ROUNDS
-        functions.random.distributions._FEW functions.random.distributions._LEAST_LIKELY functions.random.distributions._MOST
-        functions.random.distributions._LOW functions.random.random_elements._ATTEMPTS
-        functions.random.random_elements._RATIO functions.random.random_kernel._NARROW functions.random.random_keys._WORD
+        functions.random.discrete_distributions._FEW functions.random.discrete_distributions._LEAST_LIKELY functions.random.discrete_distributions._MOST
+        functions.random.numbers_of_words._LOW functions.random.random_elements._ATTEMPTS functions.random.random_kernel._NARROW functions.random.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
-        host.philox._COUNTERS host.philox._LOW""",
+        host.philox._COUNTERS host.philox._LOW host.normals.END host.normals.LAYERS""",
     "where series and continued fractions of special functions begin and end": """
         functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
     "coefficients of a published algorithm": "optim.orthogonalization.NS_COEFFS",

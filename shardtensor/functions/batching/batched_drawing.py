@@ -50,5 +50,5 @@ def _of_two_batches(recorded: Call) -> Any:
 
 
 rows(draws_of_examples=_of_two_batches)
-rows(**each("uniform normal exponential integers permutation words", _drawn))
+rows(**each("uniform normal exponential integers permutation words drawn", _drawn))
 rows(**each("bernoulli categorical gamma poisson binomial truncated_normal", _drawn))

@@ -4,8 +4,10 @@ Element i of an array, in row-major order, gets its number from blocks of Philox
 under the caller's key, whose counters have these words:
 
 * i // n, 0, 0, 0 where the numbers of n successive elements are made of one block (`Elements.packed`);
-* i, k, 0, 0 with k > 0 where an element has a block of its own for attempt k of a rejection method
-  (`Elements.accepted`).
+* i // 2, 1, 0, 0 where an element has two words for the proposals of a rejection method (`Elements.accepted`).
+
+Where proposals are rejected, which is rare, the words of the next ones are computed from those of the element and its
+neighbour in the block (`shardtensor.host.philox.scrambled`).
 
 The numbers therefore do not depend on the mesh, the layout, the backend or the number of threads and processes.
 """
@@ -23,10 +25,18 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.errors import BackendError
 from shardtensor.functions.random.random_kernel import fill_blocks, makes, write_numbers
 from shardtensor.host import memory_pool, philox
-from shardtensor.host.threads import each
+from shardtensor.host.threads import each, num_threads
 from shardtensor.sharding.shard_context import ShardContext
 
-_HOST_PIECE = 12 << 10
+_HOST_PIECE = 16 << 10
+"""The least number of elements that a thread of the host draws at once, a multiple of those of a block."""
+
+_HOST_PIECES = 4
+"""How many times as many it draws at most, so that temporary arrays stay in a core's cache. The proposals that are not
+accepted are so few that their functions take the time of their calls, which larger pieces have less often.
+"""
+
+_PIECE = 16 << 10
 """Elements that a thread of the host draws at once, a multiple of those of a block. Temporary arrays then stay in a
 core's cache, and below the 128 KiB from which the C library may ask the system for memory each time.
 """
@@ -36,7 +46,7 @@ _PIECE = 1 << 22
 
 Sample = Callable[..., Any]
 """``sample(elements, *parameters)`` returns the numbers of some elements as a flat array. The parameters are flat
-arrays of float64, with one element for each."""
+arrays of float64, with one element for each, or with one for all."""
 
 
 class Elements:
@@ -57,106 +67,113 @@ class Elements:
         self.starts = starts
         self.length = length
 
-    @property
-    def indices(self) -> Any:
-        """The index of each element, as a flat array of int64."""
-        if isinstance(self.starts, int):
-            return self.xp.arange(self.starts, self.starts + self.length, dtype=np.int64)
-        return self._grid(self.starts, self.length)
-
-    def packed(self, count: int, transform: Callable[[Any, Any], Any]) -> Any:
+    def packed(self, count: int, transform: Callable[[Any, Any], Any], *, stream: int = 0) -> Any:
         """Returns the numbers of all elements, where one block gives those of ``count`` successive elements.
 
         Args:
             count: the number of elements of a block, a power of two.
-            transform: ``transform(xp, words)`` returns ``count`` numbers for every four words of a flat array of int64.
+            transform: ``transform(xp, words)`` returns ``count`` numbers, or rows of a matrix, for every four words of
+                a flat array of int64.
+            stream: the second word of the counters.
         """
         if isinstance(self.starts, int):
             first, skip = divmod(self.starts, count)
             blocks = (skip + self.length + count - 1) // count
-            return transform(self.xp, self._words(first, blocks))[skip : skip + self.length]
+            return transform(self.xp, self._words(first, blocks, stream))[skip : skip + self.length]
         blocks = (self.length + count - 2) // count + 1  # as many as the most that a run touches
-        firsts = self.starts >> (count.bit_length() - 1)
-        numbers = transform(self.xp, self._words(self._grid(firsts, blocks), self.starts.shape[0] * blocks))
+        firsts = self._grid(self.starts >> (count.bit_length() - 1), blocks)
+        numbers = transform(self.xp, self._words(firsts, self.starts.shape[0] * blocks, stream))
         rows = self.xp.arange(self.starts.shape[0], dtype=np.int64) * (blocks * count)
         return numbers[self._grid(rows + (self.starts & (count - 1)), self.length)]
 
     def accepted(
-        self, propose: Callable[..., tuple[Any, Any]], *parameters: Any, proposed: tuple[Any, Any] | None = None
+        self,
+        propose: Callable[..., tuple[Any, Any]],
+        *parameters: Any,
+        quickly: Callable[..., tuple[Any, Any]] | None = None,
     ) -> Any:
         """Returns the number of each element by a rejection method: the first of its proposals that is accepted.
 
         Args:
-            propose: ``propose(xp, words, *parameters)`` returns the proposals, and whether they are accepted. ``words``
-                are four arrays of int64, the words of the block of each element.
-            *parameters: flat arrays.
-            proposed: the first proposals, if they are made of other words.
+            propose: ``propose(xp, a, b, *parameters)`` returns the proposals, and whether they are accepted. ``a`` and
+                ``b`` are words of each element, in arrays of int64.
+            *parameters: flat arrays with an element for each, or of one element.
+            quickly: the same, but does not accept all proposals that are accepted.
         """
-        values, accepted = proposed or propose(self.xp, self._blocks(1), *parameters)
-        left = self._places(~accepted)
-        for attempt in range(2, _ATTEMPTS):
-            if not left.shape[0]:
-                return values
-            words = self._blocks(attempt, left)
-            values[left], accepted = propose(self.xp, words, *[p[left] for p in parameters])
-            left = left[self._places(~accepted)]
-        raise BackendError("nonzero() of the backend's namespace does not wait for the elements of its operand")
-
-    def _places(self, mask: Any) -> Any:
-        return self.xp.nonzero(mask)[0]
+        xp = self.xp
+        pairs = self.packed(2, lambda xp, words: xp.reshape(words, (-1, 2)), stream=1)
+        a, b = pairs[:, 0], pairs[:, 1]
+        values, accepted = (quickly or propose)(xp, a, b, *parameters)
+        left = places(xp, ~accepted)
+        if not left.shape[0]:
+            return values
+        a, b = a[left], b[left]
+        if quickly is None:
+            a, b = philox.scrambled(xp, a, b, 1)
+        return redrawn(xp, values, left, a, b, lambda a, b, left: propose(xp, a, b, *[at(p, left) for p in parameters]))
 
     def _grid(self, starts: Any, length: int) -> Any:
         """Returns ``starts[i] + j`` for every i and every j below ``length``, as a flat array."""
         return self.xp.reshape(starts[:, None] + self.xp.arange(length, dtype=np.int64), (-1,))
 
-    def _words(self, index: Any, count: int) -> Any:
-        """Returns the words of blocks, as a flat array of int64; see `_rows`."""
-        if self.xp is np and isinstance(index, int):  # Its generator is faster by far, see `_RATIO`.
-            return philox.words(self.key, index, count).view(np.int64)
-        rows = self._rows(index, count, 0)
-        if rows is None:
-            if isinstance(index, int):
-                index = self.xp.arange(index, index + count, dtype=np.int64)
-            rows = self.xp.stack(philox.block(self.xp, self.key, index, 0), axis=-1)
-        return self.xp.reshape(rows, (-1,))
-
-    def _blocks(self, attempt: int, places: Any = None) -> Any:
-        """Returns the four words of the own block of each element, or of the elements at some places."""
-        count = self.length if places is None else places.shape[0]
-        if self.xp is np and isinstance(self.starts, int) and count * _RATIO > self.length:
-            words = philox.words(self.key, self.starts + (attempt << 64), self.length).view(np.int64)
-            words = words.reshape(self.length, philox.WORDS)
-            return (words if places is None else words[places]).T
-        index = self.indices if places is None else self.indices[places]
-        rows = self._rows(index, index.shape[0], attempt)
-        return philox.block(self.xp, self.key, index, attempt) if rows is None else rows.T
-
-    def _rows(self, index: Any, count: int, attempt: int) -> Any:
-        """Returns the words of blocks, in one row for each, by a kernel of CUDA; None on backends without.
+    def _words(self, index: Any, count: int, stream: int) -> Any:
+        """Returns the words of blocks, as a flat array of int64.
 
         Args:
             index: the first words of the counters, as a flat array of int64; or that of the first one, as an integer,
                 where they are successive.
             count: the number of blocks.
-            attempt: the second word of the counters.
+            stream: the second word of the counters.
         """
-        if self.xp is np:
-            return None
-        rows = self.xp.empty((count, philox.WORDS), dtype=np.int64)
-        backend = array_backend(rows)
+        xp = self.xp
+        if xp is np and isinstance(index, int):  # Its generator is faster by far.
+            return philox.words(self.key, index + (stream << 64), count).view(np.int64)
+        rows = xp.empty((count, philox.WORDS), dtype=np.int64)
+        backend = None if xp is np else array_backend(rows)
         if backend is None or backend.kernel_language != "cuda":
-            return None
-        words = tuple([rows[:, k] for k in range(philox.WORDS)])
-        fill_blocks(backend, self.key, index, attempt, words)
-        return rows
+            if isinstance(index, int):
+                index = xp.arange(index, index + count, dtype=np.int64)
+            rows = xp.stack(philox.block(xp, self.key, index, stream), axis=-1)
+        else:
+            fill_blocks(backend, self.key, index, stream, tuple([rows[:, k] for k in range(philox.WORDS)]))
+        return xp.reshape(rows, (-1,))
+
+
+def redrawn(
+    xp: Any, values: Any, left: Any, a: Any, b: Any, propose: Callable[[Any, Any, Any], tuple[Any, Any]]
+) -> Any:
+    """Returns ``values`` with other numbers in some places: in each the first proposal that is accepted.
+
+    Args:
+        xp: the namespace.
+        values: a flat array, which is overwritten.
+        left: the indices of those places.
+        a, b: two words for each place, from which `philox.scrambled` makes those of further proposals.
+        propose: ``propose(a, b, left)`` returns the proposals of pairs of words for some places, and whether they are
+            accepted.
+    """
+    for attempt in range(2, _ATTEMPTS):
+        if not left.shape[0]:
+            return values
+        values[left], accepted = propose(a, b, left)
+        again = places(xp, ~accepted)
+        left = left[again]
+        a, b = philox.scrambled(xp, a[again], b[again], attempt)
+    raise BackendError("nonzero() of the backend's namespace does not wait for the elements of its operand")
+
+
+def places(xp: Any, mask: Any) -> Any:
+    """Returns the indices at which a flat array is true."""
+    return xp.nonzero(mask)[0]
+
+
+def at(parameter: Any, indices: Any) -> Any:
+    """Returns the elements of a parameter at some indices: itself where it is one number for all elements."""
+    return parameter if parameter.shape[0] == 1 else parameter[indices]
 
 
 _ATTEMPTS = 200
 """A number of attempts that no element needs: of all methods, less than two thirds of the proposals are rejected."""
-
-_RATIO = 32
-"""How many times faster NumPy's own generator computes a block of a run than `shardtensor.host.philox.block` does."""
-
 
 _NO_ERRORS = contextlib.nullcontext()
 """The context of computations without parameters, which cause no floating-point errors."""
@@ -190,7 +207,7 @@ def fill(
                 numbers = [number for p in parameters for number in _kernel_parameters(xp, p)]
                 write_numbers(backend, kernel[0], key, out, *_runs(xp, context), [*numbers, *kernel[1]])
             return out
-    arguments = [xp.reshape(p, (-1,)) if hasattr(p, "shape") else p for p in parameters]
+    arguments = [_argument(xp, p) for p in parameters]
     size = math.prod(shape)
 
     def draw(elements: Elements, begin: int, end: int) -> Any:
@@ -204,23 +221,34 @@ def fill(
     out = memory_pool.empty(shape, dtype)
     target = out.reshape(-1)
 
+    piece = _HOST_PIECE
+    if size > piece:
+        piece *= min(max(size // (_HOST_PIECE * num_threads()), 1), _HOST_PIECES)
+
     def work(k: int) -> None:
-        begin, end = k * _HOST_PIECE, min((k + 1) * _HOST_PIECE, size)
+        begin, end = k * piece, min((k + 1) * piece, size)
         target[begin:end] = draw(Elements(np, key, begin, end - begin), begin, end)
 
     with np.errstate(all="ignore") if arguments else _NO_ERRORS:
-        if size <= _HOST_PIECE:
+        if size <= piece:
             work(0)
         else:
-            each(work, -(-size // _HOST_PIECE))
+            each(work, -(-size // piece))
     return out
+
+
+def _argument(xp: Any, parameter: Any) -> Any:
+    """Returns a parameter as a flat array: of one element of float64 if it is a number."""
+    if hasattr(parameter, "shape"):
+        return xp.reshape(parameter, (-1,))
+    return xp.full((1,), float(parameter), dtype=np.float64)
 
 
 def _flat(xp: Any, parameter: Any, begin: int, end: int) -> Any:
     """Returns a parameter of the elements from ``begin`` to ``end`` as a flat array of float64."""
-    if hasattr(parameter, "shape"):
-        return xp.asarray(parameter[begin:end], dtype=np.float64)
-    return xp.full((end - begin,), float(parameter), dtype=np.float64)
+    if parameter.shape[0] == 1:
+        return xp.asarray(parameter, dtype=np.float64)
+    return xp.asarray(parameter[begin:end], dtype=np.float64)
 
 
 def _kernel_parameters(xp: Any, parameter: Any) -> tuple[Any, Any]:

@@ -2,8 +2,8 @@
 
 Only the words take one kernel, in place of the 250 that `shardtensor.host.philox.block` takes. A kernel that makes the
 numbers, too, reads no memory and writes the numbers only. Its expressions are those of
-`shardtensor.functions.random.distributions`, in the same order and precision, so that the numbers have the same bits,
-as far as the functions of the libraries have.
+`shardtensor.functions.random.numbers_of_words`, in the same order and precision, so that the numbers have the same
+bits, as far as the functions of the libraries have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,13 @@ def _kernel(backend: Backend) -> Kernel:
     return backend.elementwise_kernel(inputs, outputs, OPERATION, name="shardtensor_philox", preamble=PREAMBLE)
 
 
+_STEPS = "".join(
+    [
+        f"    word *= {factor % 2**64:#x}ull;\n    word ^= (unsigned long long)((long long)word >> 32);\n"
+        for factor in philox.MIXING[1:3]
+    ]
+)
+
 PREAMBLE = f"""
 static __device__ inline void st_philox(unsigned long long *words, unsigned long long key0, unsigned long long key1) {{
     const unsigned long long factor0 = {philox.MULTIPLIERS[0]:#x}ull, factor1 = {philox.MULTIPLIERS[1]:#x}ull;
@@ -56,7 +63,16 @@ static __device__ inline void st_philox(unsigned long long *words, unsigned long
         key1 += {philox.WEYL[1]:#x}ull;
     }}
 }}
+static __device__ inline unsigned long long st_mixed(unsigned long long word, unsigned long long number) {{
+    word += number * {philox.MIXING[0] % 2**64:#x}ull;
+{_STEPS}    return word * {philox.MIXING[3] % 2**64:#x}ull;
+}}
+static __device__ inline void st_scramble(unsigned long long *a, unsigned long long *b, unsigned long long number) {{
+    *b ^= st_mixed(*a, number);
+    *a ^= st_mixed(*b, number);
+}}
 """
+"""The functions `philox.words`, of one block, and `philox.scrambled`."""
 
 OPERATION = """\
 unsigned long long words[4] = {(unsigned long long)(index + step * (long long)i), (unsigned long long)draw, 0, 0};
@@ -101,7 +117,7 @@ def write_numbers(
         parameters: those of the numbers.
     """
     char = _char(out.dtype)
-    per_block = 4 if out.dtype.itemsize == 8 or char == "?" else 8
+    per_block = 8 if _NUMBERS[name, char].of_halves else 4
     alone = isinstance(starts, int)
     if alone:
         runs, blocks = 1, -(-(starts % per_block + length) // per_block)
@@ -126,7 +142,11 @@ def _char(dtype: np.dtype[Any]) -> str:
 
 @functools.lru_cache(64)
 def _numbers(backend: Backend, name: str, char: str, per_block: int, wide: bool) -> RawKernel:
-    return backend.raw_kernel(text_of(name, char, per_block, wide), f"shardtensor_{name}")
+    return backend.raw_kernel(text_of(name, char, per_block, wide), _function(name))
+
+
+def _function(name: str) -> str:
+    return f"shardtensor_{name.split()[0]}"
 
 
 def text_of(name: str, char: str, per_block: int, wide: bool) -> str:
@@ -140,13 +160,13 @@ def text_of(name: str, char: str, per_block: int, wide: bool) -> str:
         per_block: how many are made of a block.
         wide: whether the numbers of blocks and elements take 64 bits.
     """
-    parameters, body = _NUMBERS[name, char]
+    parameters, body, _ = _NUMBERS[name, char]
     index, number = "unsigned long long" if wide else "unsigned int", _TYPES[char]
     vector = max(1, min(per_block, 16 // np.dtype(char).itemsize))
     return f"""{PREAMBLE}
 typedef struct __align__({vector * np.dtype(char).itemsize}) {{ {number} of[{vector}]; }} st_vector;
-{_FUNCTIONS if name == "normal" and char == "d" else ""}
-extern "C" __global__ void shardtensor_{name}(
+{_ZIGGURAT if name == "normal" and char == "d" else ""}
+extern "C" __global__ void {_function(name)}(
     {number} *out, const long long *starts, long long first, {index} threads, {index} blocks, {index} length,
     unsigned long long key0, unsigned long long key1{"".join([f", {p}" for p in parameters])}
 ) {{
@@ -203,33 +223,34 @@ def _of_halves(expression: str) -> str:
 """
 
 
-def _polynomial(coefficients: Sequence[float], x: str) -> str:
-    text = f"{coefficients[-1]!r} * {x}"
-    for c in coefficients[-2:0:-1]:
-        text = f"({text} + {c!r}) * {x}"
-    return f"{text} + {coefficients[0]!r}"
+def _table(name: str, numbers: Sequence[float]) -> str:
+    return f"static __device__ const double {name}[] = {{{', '.join(map(repr, numbers))}}};"
 
 
-_FUNCTIONS = f"""
-static __device__ inline double st_positive(unsigned long long word) {{
-    return (double)word * {2.0**-64!r} + {2.0**-65!r};
+_ZIGGURAT = f"""
+{_table("st_ends", normals.ENDS.tolist())}
+{_table("st_heights", normals.HEIGHTS.tolist())}
+static __device__ inline double st_normal(unsigned long long a, unsigned long long b) {{
+    for (int attempt = 0;; attempt++) {{
+        const int layer = (int)(a & {normals.LAYERS - 1});
+        const double x = ((double)((long long)a >> 11) + 0.5) * (st_ends[layer] * {2.0**-52!r});
+        const double size = fabs(x);
+        if (size < st_ends[layer + 1]) return x;
+        unsigned long long next = a;
+        if (!attempt) st_scramble(&next, &b, {philox.SECOND % 2**64:#x}ull);
+        const double even = (double)b * {2.0**-64!r} + {2.0**-65!r};
+        if (layer) {{
+            const double rise = st_heights[layer + 1] - st_heights[layer];
+            if (st_heights[layer] + even * rise < exp(size * size * -0.5)) return x;
+        }} else {{
+            const double end = {normals.END!r}, beyond = end - log(even) / end, distance = beyond - end;
+            if ((size - end) * end < exp(distance * distance * -0.5)) return copysign(beyond, x);
+        }}
+        st_scramble(&a, &b, attempt + 2);
+    }}
 }}
-static __device__ inline double st_even(double x) {{ return {_polynomial(normals.SERIES[:, 0].tolist(), "x")}; }}
-static __device__ inline double st_odd(double x) {{ return {_polynomial(normals.SERIES[:, 1].tolist(), "x")}; }}
 """
-"""The functions ``_positive`` and ``_polynomials`` of `shardtensor.functions.random.distributions`."""
-
-_NORMAL = """
-    #pragma unroll
-    for (int k = 0; k < 4; k += 2) {
-        const unsigned long long word = words[k + 1];
-        const double radius = sqrt(0.0 - log(st_positive(words[k])));
-        const double t = ((double)((long long)(word << 2) >> 12) + 0.5) * STEP;
-        const double even = st_even(t * t), odd = st_odd(t * t) * t;
-        made[k] = copysign((even - odd) * radius, word >> 63 ? -1.0 : 1.0);
-        made[k + 1] = copysign((even + odd) * radius, word >> 62 & 1 ? -1.0 : 1.0);
-    }
-""".replace("STEP", repr(2.0**-51))
+"""The function ``normal64`` of `shardtensor.functions.random.numbers_of_words`."""
 
 _NORMAL32 = f"""
     #pragma unroll
@@ -242,21 +263,30 @@ _NORMAL32 = f"""
     }}
 """
 
-# Of the products of words and the number of integers, those whose low words are below `least` are rejected. An element
-# is redrawn of blocks of its own, the number of the first of which is 2.
+# Of the products of words and the number of integers, those whose low words are below `least` are rejected.
 _INTEGERS = """
     #pragma unroll
     for (int k = 0; k < 4; k++) {
-        unsigned long long word = words[k];
+        unsigned long long word = words[k], other = words[k ^ 1];
         if (count) {
-            for (unsigned long long attempt = 2; word * count < least; attempt++) {
-                unsigned long long own[4] = {(unsigned long long)(start - skip + begin + k), attempt, 0, 0};
-                st_philox(own, key0, key1);
-                word = own[0];
-            }
+            for (int attempt = 1; word * count < least; attempt++) st_scramble(&word, &other, attempt);
             word = __umul64hi(word, count);
         }
         made[k] = (long long)(word + low);
+    }
+"""
+
+_INTEGERS32 = """
+    #pragma unroll
+    for (int k = 0; k < 8; k++) {
+        unsigned long long word = words[k / 2], other = words[k / 2 ^ 1];
+        if (k & 1) word = word << 32 | word >> 32;
+        unsigned long long product = (word & 0xFFFFFFFFull) * count;
+        for (int attempt = 1; (product & 0xFFFFFFFFull) < least; attempt++) {
+            st_scramble(&word, &other, attempt);
+            product = (word & 0xFFFFFFFFull) * count;
+        }
+        made[k] = (long long)((product >> 32) + low);
     }
 """
 
@@ -268,15 +298,32 @@ _BERNOULLI = f"""
     }}
 """
 
-_NUMBERS: dict[tuple[str, str], tuple[Sequence[str], str]] = {
-    ("uniform", "d"): ((), _of_words(f"(double)(word >> 11) * {2.0**-53!r}")),
-    ("uniform", "f"): ((), _of_halves(f"(float)(half >> 8) * {2.0**-24!r}f")),
-    ("normal", "d"): ((), _NORMAL),
-    ("normal", "f"): ((), _NORMAL32),
-    ("exponential", "d"): ((), _of_words(f"0.0 - log((double)word * {2.0**-64!r} + {2.0**-65!r})")),
-    ("exponential", "f"): ((), _of_halves(f"0.0f - logf((float)half * {2.0**-32!r}f + {2.0**-33!r}f)")),
-    ("words", "q"): ((), _of_words("(long long)word")),
-    ("integers", "q"): (("unsigned long long count", "unsigned long long least", "unsigned long long low"), _INTEGERS),
-    ("bernoulli", "?"): (("const double *given", "double probability"), _BERNOULLI),
+
+class _Made(NamedTuple):
+    """Numbers that a kernel makes.
+
+    Attributes:
+        parameters: the parameters of the kernel.
+        text: the text that makes the numbers of the words of one block.
+        of_halves: whether each number is made of half a word.
+    """
+
+    parameters: Sequence[str]
+    text: str
+    of_halves: bool = False
+
+
+_COUNTS = ("unsigned long long count", "unsigned long long least", "unsigned long long low")
+_NUMBERS: dict[tuple[str, str], _Made] = {
+    ("uniform", "d"): _Made((), _of_words(f"(double)(word >> 11) * {2.0**-53!r}")),
+    ("uniform", "f"): _Made((), _of_halves(f"(float)(half >> 8) * {2.0**-24!r}f"), True),
+    ("normal", "d"): _Made((), _of_words("st_normal(word, words[k ^ 1])")),
+    ("normal", "f"): _Made((), _NORMAL32, True),
+    ("exponential", "d"): _Made((), _of_words(f"0.0 - log((double)word * {2.0**-64!r} + {2.0**-65!r})")),
+    ("exponential", "f"): _Made((), _of_halves(f"0.0f - logf((float)half * {2.0**-32!r}f + {2.0**-33!r}f)"), True),
+    ("words", "q"): _Made((), _of_words("(long long)word")),
+    ("integers", "q"): _Made(_COUNTS, _INTEGERS),
+    ("integers of 32 bits", "q"): _Made(_COUNTS, _INTEGERS32, True),
+    ("bernoulli", "?"): _Made(("const double *given", "double probability"), _BERNOULLI),
 }
-"""The parameters of the numbers, and the text that makes them of words, by their names and the characters of dtypes."""
+"""The numbers that kernels make, by their names and the characters of their dtypes."""
