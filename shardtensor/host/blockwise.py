@@ -189,9 +189,8 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
     if isinstance(array, np.ndarray) and array.ndim > out.ndim:
         array = array.reshape(array.shape[array.ndim - out.ndim :])
     straight = out.flags.c_contiguous and (not isinstance(array, np.ndarray) or array.flags.c_contiguous)
-    if (
-        straight and seconds_of(2 * out.nbytes) < LONG
-    ):  # A copy of 1 MiB evicts code from the caches: little is executed.
+    # A copy of 1 MiB evicts code from the caches: little is executed.
+    if straight and seconds_of(2 * out.nbytes) < LONG:
         cast(array, out=out)
     else:
         into(out, cast, (array,), breaks=breaks)

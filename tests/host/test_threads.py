@@ -45,7 +45,7 @@ from tests.spmd.test_scheduler import (
 )
 from tests.timing import fixed_loop, within
 
-LARGE = 1 << 20
+LARGE = 1 << 22
 """Elements of float64 that are worth threads."""
 
 
