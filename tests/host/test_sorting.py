@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.functions.algorithms.distinct import distinct
-from shardtensor.host import host_sorting
+from shardtensor.host import host_searching, host_sorting
 from tests.draws import drawn
 
 RANDOM = np.random.default_rng(0)
@@ -129,7 +129,7 @@ def test_large_arrays_are_searched_as_by_numpy(monkeypatch: pytest.MonkeyPatch, 
     """Elements in any order, in order, equal, and with NaN and zeros of both signs, in tables of fewer and of more."""
     lows = {"_SEARCHED_IN_ORDER": 8, "_DIVIDED_FROM": 16, "_BLOCK": 32, "_SEARCHED": 16, "_BUCKETS": 16}
     for name, low in lows.items():
-        monkeypatch.setattr(host_sorting, name, low)
+        monkeypatch.setattr(host_searching, name, low)
     generator = np.random.default_rng(0)
     wanted = generator.integers(-12, 12, 150).astype(dtype)
     wanted[32:64].sort()
@@ -141,7 +141,7 @@ def test_large_arrays_are_searched_as_by_numpy(monkeypatch: pytest.MonkeyPatch, 
         if wanted.dtype.kind in "fc":
             table[-1:] = np.nan
         for x2 in wanted, wanted.reshape(10, 15), wanted.astype("f8") if wanted.dtype.kind != "c" else wanted[:0]:
-            found = host_sorting.searchsorted(table, x2, side)
+            found = host_searching.searchsorted(table, x2, side)
             np.testing.assert_array_equal(found, np.searchsorted(table, x2, side=side), strict=True)
 
 
@@ -161,13 +161,13 @@ def test_tables_of_any_bits_are_searched(table: list[int], others: list[int], dt
     wanted = np.concatenate([np.array(others, np.uint64).view(dtype), in_order])
     found = np.empty(wanted.shape, np.int64)
     with np.errstate(invalid="ignore"):
-        host_sorting._Table(in_order, side).find(wanted, found)
+        host_searching._Table(in_order, side).find(wanted, found)
     np.testing.assert_array_equal(found, np.searchsorted(in_order, wanted, side=side), strict=True)
 
 
 def test_elements_in_no_order_are_searched_without_an_error() -> None:
     wanted = np.arange(1 << 16)
-    found = host_sorting.searchsorted(np.array([5, -(1 << 62), 1 << 62, 0]), wanted, "left")
+    found = host_searching.searchsorted(np.array([5, -(1 << 62), 1 << 62, 0]), wanted, "left")
     assert 0 <= found.min() <= found.max() <= 4
 
 

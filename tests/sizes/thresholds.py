@@ -70,9 +70,12 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     },
     "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 4, "_ROWS": 2},
     "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
+    "shardtensor.host.host_searching": {
+        "_BLOCK": 8, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1, "_SEARCHED": 2, "_BUCKETS": 4,
+    },
     "shardtensor.host.host_sorting": {
-        "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
-        "_SEARCHED": 2, "_BUCKETS": 4, "_SAMPLED_FROM": 4, "_SAMPLE": 2,
+        "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4,
+        "_SAMPLED_FROM": 4, "_SAMPLE": 2,
         "_RANGES": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
         "_PART": 2, "_PIECES": 2,
     },

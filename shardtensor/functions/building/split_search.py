@@ -12,7 +12,7 @@ from shardtensor.functions.algorithms.distributed import with_host_function
 from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.search import layout_of_both, search
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
-from shardtensor.host import host_sorting
+from shardtensor.host import host_searching
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -46,7 +46,7 @@ def _found_aval(x: Aval, ordered: Aval, *, side: str) -> Aval:
 
 
 def _found_in_whole(x: Any, ordered: Any, *, side: str) -> Any:
-    return host_sorting.searchsorted(ordered, x, side)
+    return host_searching.searchsorted(ordered, x, side)
 
 
 @with_host_function(searchsorted_split, _found_in_whole, _found_aval, layout_of_both, "by elements")

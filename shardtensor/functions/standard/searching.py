@@ -14,7 +14,7 @@ from shardtensor.functions.algorithms.ragged import Rows as _Rows
 from shardtensor.functions.standard.indexing import take as _take
 from shardtensor.functions.standard.joining import stack as _stack
 from shardtensor.functions.standard.manipulation import reshape as _reshape
-from shardtensor.host import blockwise, host_sorting
+from shardtensor.host import blockwise, host_searching
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import arg_extremum, reduction
@@ -200,7 +200,7 @@ def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
 @implements(searchsorted, "kernel")
 def _searchsorted(xp: Any, context: ShardContext, x1: Any, x2: Any, *, side: str, sorter: None) -> Any:
     if xp is np:
-        return host_sorting.searchsorted(x1, np.asarray(x2), side)
+        return host_searching.searchsorted(x1, np.asarray(x2), side)
     return xp.searchsorted(x1, xp.asarray(x2), side=side)
 
 
