@@ -55,7 +55,7 @@ class Sizes:
 
 
 SMALL = (
-    Row("scalars", "psum of 8 scalars", (Target(0.2, EAGER), Target(2, JIT))),
+    Row("scalars", "psum of 8 scalars", (Target(0.2, EAGER), Target(0.8, JIT))),
     Row("ten", "10 psum in one map"),
     Row("fresh", "barrier; 8 new threads", (Target(1, NUMPY),)),
     Row("kept", "barrier; 8 kept threads", (Target(1, NUMPY),)),
@@ -69,7 +69,7 @@ MOVES = (
     Row("own", "psum of separate arrays", (Target(1.3, NUMPY),)),
     Row("each", "psum, P('x') returned", (Target(1.3, NUMPY),)),
     Row("all_to_all", "all_to_all", (Target(1.3, NUMPY),)),
-    Row("psum_scatter", "psum_scatter", (Target(1.3, NUMPY),)),
+    Row("psum_scatter", "psum_scatter", (Target(1.3, NUMPY), Target(1.0, JIT))),
 )
 STEPS = (
     Row("step", "step, update follows", (Target(1.1, JIT), Target(1.05, NUMPY))),

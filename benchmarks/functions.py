@@ -20,13 +20,26 @@ TITLE = (
     f"Functions of NumPy: float64 arrays over {DEVICES} logical devices of one host; JAX is jitted, over 2 CPU devices"
 )
 
-PRODUCTS = (Row("einsum", "einsum of three matrices, 1024²", (Target(1.1, NUMPY),)),)
+AS_NUMPY = (Target(1.1, NUMPY),)
+PRODUCTS = (
+    Row("einsum", "einsum of three matrices, 1024²", AS_NUMPY),
+    Row("matmul", "x @ y, 2000²", AS_NUMPY),
+    Row("cholesky", "cholesky, 1000²", AS_NUMPY),
+    Row("rows", "einsum('ij,ij->i'), 2000²", AS_NUMPY),
+    Row("kron", "kron of (1000, 4) and (4, 1000)", AS_NUMPY),
+)
 PASSES = (
     Row("median", "median, 16 M", (Target(1.05, NUMPY),)),
     Row("percentile", "percentiles 5, 50 and 95, 16 M", (Target(1.05, NUMPY),)),
     Row("histogram", "histogram of 100 bins, 16 M", (Target(1.05, NUMPY),)),
     Row("bincount", "bincount of 1000 numbers, 16 M", (Target(1.05, NUMPY),)),
+    Row("weights", "bincount with weights, 16 M", AS_NUMPY),
     Row("unique", "unique of 1000 numbers, 16 M", (Target(1.05, NUMPY),)),
+    Row("inverse", "unique with inverse, 16 M", AS_NUMPY),
+    Row("argsort", "argsort, 4 M", AS_NUMPY),
+    Row("lexsort", "lexsort of two keys, 4 M", AS_NUMPY),
+    Row("argmax", "argmax(axis=1), 2000²", AS_NUMPY),
+    Row("add.at", "np.add.at, 1000 sums of 16 M", AS_NUMPY),
     Row("mask", "x[mask], half of 16 M", (Target(1.3, NUMPY),)),
     Row("nonzero", "nonzero, half of 16 M", (Target(1.3, NUMPY),)),
 )
@@ -34,9 +47,10 @@ PASSES = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The side of the matrices and the number of elements of the other arrays."""
+    """The sides of the matrices and the number of elements of the other arrays; a quarter of them is sorted."""
 
     side: int = 1024
+    square: int = 2000
     large: int = 1 << 24
 
 
@@ -58,7 +72,17 @@ def _operands(sizes: Sizes) -> dict[str, Any]:
         "x": rng.normal(size=n),
         "k": rng.integers(0, 1000, n),
         "m": rng.random(n) < 0.5,
+        "s": rng.normal(size=(sizes.square, sizes.square)),
+        "p": _positive_definite(rng.normal(size=(sizes.square // 2, sizes.square // 2))),
+        "u": rng.normal(size=(sizes.square // 2, 4)),
+        "v": rng.normal(size=(4, sizes.square // 2)),
     }
+
+
+def _positive_definite(x: Any) -> Any:
+    import numpy as np
+
+    return x @ x.T + np.eye(len(x))
 
 
 def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
@@ -77,8 +101,27 @@ def numpy_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 
 
 def _cases(xp: Any, operands: Mapping[str, Any], **options: Any) -> dict[str, Case]:
-    a, b, c, x, k, m = [operands[name] for name in "abcxkm"]
+    import numpy as np
+
+    a, b, c, x, k, m, s, p, u, v = [operands[name] for name in "abcxkmspuv"]
+    some, few = x[: x.size // 4], k[: x.size // 4]
+
+    def add_at() -> Any:
+        sums = xp.zeros(1000)
+        np.add.at(sums, k, x)
+        return sums
+
     return {
+        "matmul": lambda: s @ s,
+        "cholesky": lambda: xp.linalg.cholesky(p),
+        "rows": lambda: xp.einsum("ij,ij->i", s, s),
+        "kron": lambda: xp.kron(u, v),
+        "weights": lambda: xp.bincount(k, weights=x, minlength=1000),
+        "inverse": lambda: np.unique(k, return_inverse=True),
+        "argsort": lambda: np.argsort(some),
+        "lexsort": lambda: np.lexsort((some, few)),
+        "argmax": lambda: s.argmax(axis=1),
+        "add.at": add_at,
         "einsum": lambda: xp.einsum("ij,jk,kl->il", a, b, c, **options),
         "median": lambda: xp.median(x),
         "percentile": lambda: xp.percentile(x, [5, 50, 95]),
@@ -98,8 +141,12 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     jax.config.update("jax_enable_x64", True)
-    split = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
-    a, b, c, x, k, _ = [jax.device_put(y, split) for y in _operands(sizes).values()]
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    split, whole = NamedSharding(mesh, PartitionSpec("d")), NamedSharding(mesh, PartitionSpec())
+    a, b, c, x, k, _, s, p, u, v = [
+        jax.device_put(y, split if len(y) % 2 == 0 else whole) for y in _operands(sizes).values()
+    ]
+    some, few = x[: x.size // 4], k[: x.size // 4]
 
     def case(function: Any, *operands: Any) -> Case:
         jitted = jax.jit(function)
@@ -111,6 +158,15 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
         "percentile": case(lambda y: jnp.percentile(y, jnp.array([5.0, 50.0, 95.0])), x),
         "histogram": case(lambda y: jnp.histogram(y, 100, (-5.0, 5.0)), x),
         "bincount": case(lambda y: jnp.bincount(y, length=1000), k),
+        "weights": case(lambda y, w: jnp.bincount(y, w, length=1000), k, x),
+        "matmul": case(jnp.matmul, s, s),
+        "cholesky": case(jnp.linalg.cholesky, p),
+        "rows": case(lambda y: jnp.einsum("ij,ij->i", y, y), s),
+        "kron": case(jnp.kron, u, v),
+        "argsort": case(jnp.argsort, some),
+        "lexsort": case(lambda y, z: jnp.lexsort((y, z)), some, few),
+        "argmax": case(lambda y: jnp.argmax(y, axis=1), s),
+        "add.at": case(lambda y, w: jnp.zeros(1000).at[y].add(w), k, x),
     }
 
 
@@ -127,6 +183,10 @@ def start_workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
         },
         harness.WARM_UP,  # OpenBLAS's threads spin for 25 ms after a product: longer than a sample of the next process.
     )
+
+
+LIMIT = 40.0
+"""The seconds after which a sample ends without a figure; it has at least three calls."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +213,7 @@ def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
     }
     cells: tables.Cells = {}
     for rows, rounds, description in (PRODUCTS, effort.products, "products"), (PASSES, effort.passes, "large arrays"):
-        cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
+        cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description, LIMIT)
     return Table(TITLE, environment, tuple(workers), (*PRODUCTS, *PASSES), cells)
 
 

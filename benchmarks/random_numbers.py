@@ -21,18 +21,21 @@ from tables import Best, Row, Table, Target
 TITLE = f"Random numbers: arrays over {DEVICES} logical devices of one host; JAX is jitted, (2): over 2 CPU devices"
 JAX = "JAX"
 BEST = Best("best JAX", (JAX, JAX_2))
+AS_NUMPY = Target(1.0, NUMPY)
 
 LARGE = (
-    Row("uniform float32", "uniform float32, 4 M", (Target(0.7, BEST),)),
-    Row("uniform float64", "uniform float64, 4 M", (Target(0.7, BEST),)),
-    Row("normal float32", "normal float32, 4 M", (Target(1.0, BEST),)),
-    Row("normal float64", "normal float64, 4 M", (Target(1.0, BEST),)),
-    Row("exponential float64", "exponential float64, 4 M"),
-    Row("integers", "integers below 1000, 4 M"),
-    Row("bernoulli", "bernoulli, 4 M"),
-    Row("gamma", "gamma of 2.5, 256 Ki"),
-    Row("poisson", "poisson of 4, 256 Ki"),
-    Row("permutation", "permutation, 256 Ki"),
+    Row("uniform float32", "uniform float32, 4 M", (AS_NUMPY, Target(0.7, BEST))),
+    Row("uniform float64", "uniform float64, 4 M", (AS_NUMPY, Target(0.7, BEST))),
+    Row("normal float32", "normal float32, 4 M", (AS_NUMPY, Target(1.0, BEST))),
+    Row("normal float64", "normal float64, 4 M", (AS_NUMPY, Target(1.0, BEST))),
+    Row("exponential float64", "exponential float64, 4 M", (AS_NUMPY,)),
+    Row("integers", "integers below 1000, 4 M", (AS_NUMPY,)),
+    Row("bernoulli", "bernoulli, 4 M", (AS_NUMPY,)),
+    Row("gamma", "gamma of 2.5, 256 Ki", (AS_NUMPY,)),
+    Row("poisson", "poisson of 4, 256 Ki", (AS_NUMPY,)),
+    Row("binomial", "binomial of 100 and 0.3, 256 Ki", (AS_NUMPY,)),
+    Row("choice", "choice of 256 Ki numbers, 256 Ki", (AS_NUMPY,)),
+    Row("permutation", "permutation, 256 Ki", (AS_NUMPY,)),
 )
 SMALL = (
     Row("tiny uniform", "uniform, 8", (Target(1.0, NUMPY, more=20e-6),)),
@@ -71,6 +74,8 @@ def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
         "bernoulli": lambda: draw.bernoulli(next(keys), 0.3, n, **to),
         "gamma": lambda: draw.gamma(next(keys), 2.5, some, **to),
         "poisson": lambda: draw.poisson(next(keys), 4.0, some, **to),
+        "binomial": lambda: draw.binomial(next(keys), 100, 0.3, some, **to),
+        "choice": lambda: draw.choice(next(keys), sizes.medium, some, **to),
         "permutation": lambda: draw.permutation(next(keys), sizes.medium, **to),
         "tiny uniform": lambda: draw.uniform(next(keys), few, **to),
         "tiny normal": lambda: draw.normal(next(keys), few, **to),
@@ -92,6 +97,8 @@ def numpy_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
         "bernoulli": lambda: draw.random(n) < 0.3,
         "gamma": lambda: draw.standard_gamma(2.5, some),
         "poisson": lambda: draw.poisson(4.0, some),
+        "binomial": lambda: draw.binomial(100, 0.3, some),
+        "choice": lambda: draw.choice(some, some),
         "permutation": lambda: draw.permutation(some),
         "tiny uniform": lambda: draw.random(few),
         "tiny normal": lambda: draw.standard_normal(few),
@@ -122,6 +129,8 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
         "bernoulli": case(lambda k: draw.bernoulli(k, 0.3, n)),
         "gamma": case(lambda k: draw.gamma(k, 2.5, some, "float64")),
         "poisson": case(lambda k: draw.poisson(k, 4.0, some)),
+        "binomial": case(lambda k: draw.binomial(k, 100, 0.3, some)),
+        "choice": case(lambda k: draw.choice(k, sizes.medium, some)),
         "permutation": case(lambda k: draw.permutation(k, sizes.medium)),
         "tiny uniform": case(lambda k: draw.uniform(k, few, "float64")),
         "tiny normal": case(lambda k: draw.normal(k, few, "float64")),

@@ -130,15 +130,17 @@ def _line(row: dict[str, Any], ours: str, earlier: str, peers: Sequence[str]) ->
 
 def write(folder: Path, names: Iterable[str]) -> None:
     """Writes the page of the tables with these names that a folder has, and their pictures."""
+    names = tuple(names)
     results = [result for name in names if (result := read(folder / f"{name}.json"))]
+    missing = [name for name in names if name not in {result.name for result in results}]
     pictures = {}
     for result in results:
         own = [f"{result.name}.svg"] if draw(result, folder / f"{result.name}.svg") else []
         pictures[result.name] = own + sorted(path.name for path in folder.glob(f"{result.name}-curves.svg"))
-    (folder / PAGE).write_text("\n".join(_page(results, pictures)) + "\n", "utf-8")
+    (folder / PAGE).write_text("\n".join(_page(results, pictures, missing)) + "\n", "utf-8")
 
 
-def _page(results: Sequence[Result], pictures: Mapping[str, Sequence[str]]) -> list[str]:
+def _page(results: Sequence[Result], pictures: Mapping[str, Sequence[str]], missing: Sequence[str]) -> list[str]:
     text = [
         "# Figures",
         "",
@@ -146,6 +148,7 @@ def _page(results: Sequence[Result], pictures: Mapping[str, Sequence[str]]) -> l
         "absolute times depend on the machine. [How the tables are measured and read](../README.md).",
         "",
         *_summary(results),
+        *([f"* **Not measured yet for this page:** {', '.join(missing)}."] if missing else []),
         "",
     ]
     behind = [(line, result) for result in results for line in result.lines if (line.ratio or 0.0) > LEVEL]

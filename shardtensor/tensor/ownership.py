@@ -479,9 +479,10 @@ def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
         storage = x._storage
         if type(storage) is not Storage or not (is_new(storage, operands) or _is_view_of_new(storage, operands)):
             return False
-        array = storage.buffers[0]
-        memories.add(id(array) if array.base is None else memory_of(array))
-    return len(memories) == len(results)
+        if len(results) > 1:
+            array = storage.buffers[0]
+            memories.add(id(array) if array.base is None else memory_of(array))
+    return len(results) == 1 or len(memories) == len(results)
 
 
 def _is_view_of_new(result: Storage, operands: Sequence[Any]) -> bool:

@@ -218,7 +218,10 @@ def drawn(key: st.random.Key, x: Any) -> Any:
     draw = st.random
     return [
         draw.uniform(key, (3,)), draw.normal(key, (3,)), draw.integers(key, 0, 9, (3,)), draw.permutation(key, 4),
-        draw.permutation(key, 9000), *st.topk(x, 1, axis=0),
+        draw.permutation(key, 9000),
+        draw.permutation(key, 9000, device=st.make_mesh((2,), ("d",), devices=st.devices("checked")[:2])),
+        draw.gamma(key, 2, (3,)),
+        *st.topk(x, 1, axis=0),
         draw.exponential(key, (3,)), draw.gamma(key, x[0] + 2), draw.poisson(key, x[0] + 2), draw.binomial(key, 3, x[0] / 2),
         draw.categorical(key, x),
     ]  # fmt: skip

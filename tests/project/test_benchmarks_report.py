@@ -60,6 +60,7 @@ def test_the_page_names_the_rows_behind_first(modules: tuple[Any, Any], tmp_path
     assert "**missed**" in behind.split("| large |")[1].split("\n")[0]
     assert "| alone | 3.01 MiB | – | – | ≤ 1 MiB **missed** |" in behind
     assert "| x &#124; y | 1.00 s | 2.00 s (JAX) | 0.50× | ≤ 0.5 × best peer met |" in ahead  # the limit is no peer
+    assert "**Not measured yet for this page:** third." in text
     assert "Changes since" not in text
 
 
