@@ -134,7 +134,8 @@ def joins(declared: Function) -> Function:
                 if entry is None or entry[0]() is not x:
                     noted[id(result)] = weakref.ref(result), None, weakref.ref(x), gone
                 else:  # The entry of what x was made of: it may no longer exist when the type is read.
-                    noted[id(result)] = weakref.ref(result), entry[1], entry[2], entry[3] + gone
+                    every = entry[3] if entry[3] == gone else tuple(dict.fromkeys(entry[3] + gone))
+                    noted[id(result)] = weakref.ref(result), entry[1], entry[2], every
                 if len(noted) >= _MOST_NOTED:
                     _drop_dead(noted)
             elif type(result) not in SCALARS:

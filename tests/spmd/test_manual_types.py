@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.spmd.scheduling import mapped_program
 from tests import peers
 from tests.layouts import mesh_of
 
@@ -209,6 +210,20 @@ def test_noted_types_do_not_keep_arrays() -> None:
         return y
 
     st.pmap(body, axis_name="i")(np.ones((2, 2)))
+
+
+def test_the_notes_of_a_chain_do_not_grow(backend: str) -> None:
+    lengths = []
+
+    def chain(x: Any) -> Any:
+        program = mapped_program.current()
+        for k in range(200):
+            x = st.psum(x, ("x", "y", BOTH)[k % 3])
+            lengths.append(max(len(entry[3]) for entry in program.noted.values()))
+        return x
+
+    st.shard_map(chain, mesh=mesh_of((2, 2), backend), in_specs=P("x", "y"), out_specs=P())(np.zeros((2, 2)))
+    assert max(lengths) == 2
 
 
 def test_types_do_not_depend_on_whether_operands_exist(backend: str) -> None:
