@@ -146,6 +146,17 @@ def test_associative_ufuncs_accumulate_along_split_dimensions(backend: str, name
             np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
+@everywhere
+@pytest.mark.parametrize("name", ["maximum", "logaddexp"])
+def test_parts_without_elements_are_between_others(backend: str, name: str) -> None:
+    """Two elements are divided over y first, so that the second and the fourth part have none."""
+    ufunc, mesh = getattr(np, name), mesh_of((2, 2), backend)
+    for shape, spec, axis in (((2,), P(("y", "x")), 0), ((3, 2), P(None, ("y", "x")), 1), ((0,), P("x"), 0)):
+        x = np.random.default_rng(0).normal(size=shape) - 10
+        found = ufunc.accumulate(st.device_put(x, st.NamedSharding(mesh, spec)), axis=axis)
+        np.testing.assert_allclose(np.asarray(found), ufunc.accumulate(x, axis=axis), rtol=1e-12)
+
+
 @pytest.mark.parametrize("devices", [2, 3, 8])
 @pytest.mark.parametrize("name", ["logcumsumexp", "maximum.accumulate"])
 def test_only_totals_are_sent(name: str, devices: int) -> None:

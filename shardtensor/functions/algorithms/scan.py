@@ -13,6 +13,7 @@ from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.sharding.equal_parts import Runs, equal_runs
+from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.value import Aval, aval
 
 Functions = Callable[[Any], tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]]
@@ -45,8 +46,19 @@ def scan(
     def total(xp: Any, array: Any) -> Any:
         return functions(xp)[0](array, axis=axis, dtype=loop, keepdims=True)
 
-    totals = x.map(total, shape=lambda shape: (*shape[:axis], 1, *shape[axis + 1 :]), dtype=dtype)
-    return _accumulated(x, functions, axis, loop, comm.all_gather(totals, axis), comm.index, dtype)
+    def among(count: int) -> Callable[[Shape], Shape]:
+        return lambda shape: (*shape[:axis], count, *shape[axis + 1 :])
+
+    gathered = comm.all_gather(x.map(total, shape=among(1), dtype=dtype), axis)
+    filled = np.flatnonzero(np.diff(x.value.grid.offsets[axis])).tolist()
+    if len(filled) < comm.size:  # Parts without elements, which may be between others, have no total.
+
+        def of_filled(xp: Any, totals: Any) -> Any:
+            return xp.take(totals, xp.asarray(filled, dtype=xp.int64), axis=axis)
+
+        gathered = list(x.of(gathered).map(of_filled, shape=among(len(filled)), dtype=dtype).arrays)
+    index = np.searchsorted(filled, comm.index).tolist()
+    return _accumulated(x, functions, axis, loop, gathered, index, dtype)
 
 
 def _accumulated(
@@ -58,7 +70,9 @@ def _accumulated(
     index: Sequence[int],
     dtype: Any,
 ) -> Shards:
-    """Returns the shards of the result, given for each device the totals of all parts and the number of its part."""
+    """Returns the shards of the result, given for each device the totals of the parts with elements, and how many of
+    them precede its own.
+    """
     if x.value.backend.on_host:
         return x.fill(functools.partial(_accumulate_into, functions, axis, loop), totals, index, dtype=dtype)
     part = functools.partial(_accumulate_part, functions, axis, loop)
@@ -105,7 +119,7 @@ def _accumulate_into(
     totals: Any,
     index: int,
 ) -> None:
-    """Writes the result for the part of that index along ``axis``, given the totals of all parts."""
+    """Writes the result for the part that ``index`` others precede along ``axis``, given the totals of all parts."""
     _accumulate(functions(xp)[2], array, axis, loop, out, _offset(functions, axis, loop, xp, totals, index))
 
 
