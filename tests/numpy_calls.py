@@ -108,15 +108,22 @@ def _printed(o: Any) -> str:
     return text.getvalue()
 
 
+def _filled(x: Any) -> Any:
+    """Fills an array whose elements are undefined."""
+    x[...] = 1
+    return x
+
+
 MAIN: dict[str, Call] = {
     **_same(
         "abs absolute acos acosh arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh cbrt ceil cos cosh "
         "deg2rad degrees exp exp2 expm1 fabs fix floor isfinite isinf isnan log log10 log1p log2 logical_not nan_to_num "
         "negative positive rad2deg radians reciprocal rint sign signbit sin sinc sinh spacing sqrt square tan tanh trunc "
-        "isneginf isposinf isreal iscomplex i0 modf frexp around round copy empty_like ones_like zeros_like unwrap "
+        "isneginf isposinf isreal iscomplex i0 modf frexp around round copy ones_like zeros_like unwrap "
         "shape size ndim iscomplexobj isrealobj isfortran min_scalar_type common_type",
         lambda f, o: f(o.x),
     ),
+    **_same("empty_like", lambda f, o: _filled(f(o.x))),
     **_same("angle conj conjugate imag real real_if_close sort_complex", lambda f, o: f(o.c)),
     **_same("bitwise_count bitwise_invert bitwise_not invert", lambda f, o: f(o.n)),
     **_same(
