@@ -30,6 +30,7 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "benchmarks/README.md",
+    "benchmarks/results/README.md",
     "docs/**",
     "notebooks/*.ipynb",
     "shardtensor/digits/README.md",
@@ -67,7 +68,7 @@ BELOW = {
         "/docs/writing_a_backend",
         "/docs/writing_an_engine",
     ],
-    "benchmarks/README": ["/docs/jit_figures"],
+    "benchmarks/README": ["/docs/jit_figures", "/benchmarks/results/README"],
 }
 """The pages that the navigation shows below another page."""
 
