@@ -295,6 +295,11 @@ _SIMULATED = "simulated tensors have no elements; pass such values as Python sca
 INFERRED = "eval_shape knows only its shape, dtype and sharding; compute it outside of the function"
 
 
+def are_tensors(items: Sequence[Any]) -> bool:
+    """Whether all items, of which there is at least one, are tensors, and none is a pytree that would be traversed."""
+    return set(map(type, items)) == {ShardedTensor}
+
+
 def lacks_elements(x: Any) -> bool:
     """Whether an operand is a tensor of which only the aval is known, or a view of one."""
     if type(x) is not ShardedTensor or type(x._storage) is Storage:

@@ -32,7 +32,7 @@ ALLOWED = {
     "interpreters.jit.grouping.kernel_reductions": "rules of kernels: the steps of each reduction",
     "interpreters.nan_checks": "the functions of array libraries that find NaN and infinities",
     "interpreters.programs.nan_search": "the functions of array libraries that find NaN and infinities",
-    "interpreters.programs.trace": "advice in errors",
+    "interpreters.programs.traced_values": "advice in errors",
     "tensor.methods": "the methods of NumPy's arrays",
     "functions.numpy.translated_calls": "NumPy's functions, by NumPy's names",
     "functions.numpy.function_table": "NumPy's functions, by NumPy's names",

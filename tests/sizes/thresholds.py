@@ -142,7 +142,7 @@ OTHERS = {
         interpreters.jit.jit._KEPT interpreters.jit.c.c_executor._LAYOUTS interpreters.jit.c.c_executor._MOST
         interpreters.jit.cuda.cuda_executor._LAYOUTS
         interpreters.jit.c.kernel_files.MOST_BYTES interpreters.views.views._MOST_KNOWN
-        spmd.scheduling.assistant._KEPT spmd.maps.launch._MOST_KNOWN spmd.maps.shard_map._KEPT spmd.manual_types._MOST_NOTED
+        spmd.scheduling.assistant._KEPT spmd.maps.call_places._MOST_KNOWN spmd.maps.shard_map._KEPT spmd.manual_types._MOST_NOTED
         interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.maps.captured._MOST
         spmd.scheduling.helper_delays._REMEMBERED spmd.scheduling.workers._KEPT tensor.value._FEW cupy.kernels.elementwise_kernel._LAYOUTS
         cupy.kernels.large_reductions._LAYOUTS cupy.kernels.large_reductions._STREAMS""",

@@ -36,11 +36,6 @@ _HOST_PIECES = 4
 accepted are so few that their functions take the time of their calls, which larger pieces have less often.
 """
 
-_PIECE = 16 << 10
-"""Elements that a thread of the host draws at once, a multiple of those of a block. Temporary arrays then stay in a
-core's cache, and below the 128 KiB from which the C library may ask the system for memory each time.
-"""
-
 _PIECE = 1 << 22
 """Elements that a device draws at once, which bounds the memory of temporary arrays."""
 

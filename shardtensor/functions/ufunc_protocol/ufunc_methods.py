@@ -396,7 +396,7 @@ def _listed(array: np.ndarray[Any, Any], shape: Shape, d: int) -> Sequence[np.nd
     if not array.size:
         return (array.astype(np.int64),)
     # As bits, negative numbers are the greatest ones, so that one pass is enough for both bounds.
-    if int(array.view(f"u{array.itemsize}").max()) < shape[d] <= 1 << (8 * array.itemsize - 1):
+    if int(array.view(array.dtype.str.replace("i", "u")).max()) < shape[d] <= 1 << (8 * array.itemsize - 1):
         return (array.astype(np.int64, copy=False),)
     ends = int(array.min()), int(array.max())
     for end in ends:

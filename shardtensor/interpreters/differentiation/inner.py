@@ -24,7 +24,8 @@ from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import LEFT, Taped, kind_of, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.nested import Nested, innermost_of
-from shardtensor.interpreters.programs.trace import Traced, Tracer
+from shardtensor.interpreters.programs.trace import Tracer
+from shardtensor.interpreters.programs.traced_values import Traced
 from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements

@@ -35,7 +35,8 @@ from shardtensor.interpreters.jit.executable import Executable, Output
 from shardtensor.interpreters.jit.lowered import Lowered
 from shardtensor.interpreters.programs.compositions import program_of
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.trace import Trace, Traced, Tracer, tracing
+from shardtensor.interpreters.programs.trace import Tracer, tracing
+from shardtensor.interpreters.programs.traced_values import Trace, Traced
 from shardtensor.interpreters.views.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh

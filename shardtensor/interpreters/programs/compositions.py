@@ -16,7 +16,8 @@ from shardtensor.core import Function
 from shardtensor.errors import ConcretizationError
 from shardtensor.interpreters.programs.passes import Setting, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.trace import Trace, Traced, Tracer, tracing
+from shardtensor.interpreters.programs.trace import Tracer, tracing
+from shardtensor.interpreters.programs.traced_values import Trace, Traced
 from shardtensor.interpreters.programs.whole_buffers import BufferProgram
 from shardtensor.tensor.pytree import map_items
 from shardtensor.tensor.tensor import ShardedTensor, without_elements

@@ -7,7 +7,6 @@ code that writes in place is traced as it is: a write binds the handle to a new 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -38,202 +37,17 @@ from shardtensor.functions.random.random_keys import Key, SymbolicKey
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
+from shardtensor.interpreters.programs.traced_values import Captured, Trace, Traced, is_traced, user_line
 from shardtensor.interpreters.views.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.writes.write_ops import is_view
-from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.view_spec import ViewSpec, part_dtype
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
-
-
-class Traced(NoElements):
-    """The storage of a traced value.
-
-    Attributes:
-        value: the value of the program.
-        tracer: the interpreter that recorded it.
-        stand_in: what inference takes for it: a tensor without elements; for a host array, an array of that shape and
-            dtype; for a Python scalar, a number of that type.
-    """
-
-    __slots__ = ("stand_in", "tracer", "value")
-
-    def __init__(self, value: Var, tracer: Tracer, stand_in: Any) -> None:
-        self.value = value
-        self.tracer = tracer
-        self.stand_in = stand_in
-
-    def stored(self) -> NoReturn:
-        """Raises ConcretizationError: the elements are not known while the function is traced, or the tensor has left
-        the function.
-        """
-        self.is_lacking()
-        raise self.tracer.trace.needs_elements("reading a shard", [self.value])
-
-    def is_lacking(self) -> bool:
-        """Returns True.
-
-        Raises:
-            ConcretizationError: the tensor has left the function.
-        """
-        if self.tracer.trace.ended:
-            raise ConcretizationError(self.tracer.trace.left())
-        return True
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Captured:
-    """A tensor that the function closes over.
-
-    Attributes:
-        source: the tensor, which is never a view.
-        value: its value at the beginning of a call.
-        now: its value at this point of the trace.
-    """
-
-    source: ShardedTensor
-    value: Var
-    now: Traced
-
-
-class Trace:
-    """The state that the tracers of a function and of the maps in it share.
-
-    Attributes:
-        name: the name of the function.
-        where: its file and line.
-        arguments: the access paths of the inputs.
-        captured: the tensors that it closes over, by identity.
-        roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
-        copied: for traced inputs that are views with strides, by identity, the tags of operators that may copy them
-            (see `shardtensor.interpreters.jit.arguments.copied_by`): traced code takes the inputs for new arrays.
-        copies_argument: whether one of these operators is called.
-        copies: the values that they return, which may be views of the arguments in eager mode.
-        ended: whether the function has returned.
-        count: the number of values so far.
-        errors: how floating-point errors are handled where the function is called.
-    """
-
-    def __init__(self, name: str, where: str, arguments: Sequence[str]) -> None:
-        self.name = name
-        self.where = where
-        self.arguments = arguments
-        self.captured: dict[int, Captured] = {}
-        self.roots: dict[int, ShardedTensor] = {}
-        self.copied: dict[int, Sequence[str]] = {}
-        self.copies_argument = False
-        self.copies: set[Var] = set()
-        self.ended = False
-        self.count = 0
-        self.errors = dict(np.geterr())
-        self._depends: dict[int, int] = {}
-
-    def new(self, kind: ValueKind, depends: int) -> Var:
-        """Returns a new value, which depends on the inputs that the bits of ``depends`` give."""
-        value = Var(self.count, kind)
-        self.count += 1
-        self._depends[value.number] = depends
-        return value
-
-    def depends(self, values: Sequence[Var]) -> int:
-        """Returns the inputs that values depend on, as bits."""
-        bits = 0
-        for v in values:
-            bits |= self._depends[v.number]
-        return bits
-
-    def names(self, values: Sequence[Var]) -> str:
-        """Returns the arguments that values depend on."""
-        bits = self.depends(values)
-        return ", ".join([name for k, name in enumerate(self.arguments) if bits >> k & 1])
-
-    def note_copy(self, op: Op, operands: Operands, result: Any) -> None:
-        """Records the result of an operator that is called with an input that it may copy, or with a view of one."""
-        if not self.copied or not operands or type(x := operands[0]) is not ShardedTensor:
-            return
-        if not op.tags.isdisjoint(self.copied.get(id(x._base_and_view()[0]), ())):
-            self.copies_argument = True
-            if _is_traced(result):
-                self.copies.add(result._storage.value)
-
-    def needs_elements(self, caller: str, values: Sequence[Var]) -> ConcretizationError:
-        """Returns the error for a call that needs the elements of values."""
-        names = self.names(values)
-        on = (
-            f"depend on {names}"
-            if names
-            else "are those of a tensor that the function closes over, or the number of a trip"
-        )
-        where = f"needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()})"
-        message_for = functools.partial(_needs_elements, f"{where}. They {on}")
-        error = ConcretizationError(message_for(caller))
-        error.message_for = message_for
-        return error
-
-    def left(self) -> str:
-        """Returns the message for a traced value that is used after the function has returned."""
-        return (
-            f"a traced value left the function {self.name} ({self.where}), which jit traced, and has no elements; "
-            "return it from the function, in place of storing it in a global variable, a container or an object"
-        )
-
-
-_SIZE = "Sizes must be known: make the argument static (static_argnames)"
-_INDEX = (
-    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, "
-    "st.take(x, i, axis=0) to read what an index selects, and x[st.reshape(i, 1)] = y to write it"
-)
-_SELECTION = "The shape of the result depends on them: use st.where(condition, x, 0), which keeps the shape"
-_ADVICE = {
-    "bool": (
-        "Use st.where or st.cond in place of a branch, st.while_loop in place of a loop, or make the argument static "
-        "(static_argnames)"
-    ),
-    **dict.fromkeys(["arange", "linspace", "zeros", "ones", "full", "empty", "eye", "reshape"], _SIZE),
-    **dict.fromkeys(
-        [
-            "getitem",
-            "nonzero",
-            "flatnonzero",
-            "argwhere",
-            "extract",
-            "compress",
-            "unique",
-            "unique_all",
-            "unique_counts",
-            "unique_inverse",
-            "unique_values",
-        ],
-        _SELECTION,
-    ),
-    "index": _INDEX,
-    "fold_in": (
-        "Split the key and keep a part of it in the carry, or fold in a Python number: an argument, or the number of a "
-        "trip of st.fori_loop"
-    ),
-    "asarray": "Use the functions of shardtensor in place of those that need host arrays, which jit does not trace",
-}
-"""What to do in place of a call, by its name."""
-
-_OTHERWISE = (
-    "Leave it a tensor, which the functions of shardtensor take, make the argument static (static_argnames) if it is a "
-    "Python value"
-)
-
-
-def _needs_elements(what: str, caller: str) -> str:
-    """Returns the message for the call ``caller``, which needs elements as ``what`` says."""
-    return (
-        f"{caller}: {what}. {_ADVICE.get(caller, _OTHERWISE)}, or call this outside of jit; with st.disable_jit() it "
-        "runs, to be debugged"
-    )
-
 
 _adding: ContextVar[bool] = ContextVar("shardtensor_adding_gradients", default=False)
 
@@ -396,7 +210,7 @@ class Tracer(CallInterpreter):
         for program in programs.values():
             bits |= self.trace.depends(program.free())
         outputs = map_leaves(functools.partial(self._made, bits), result)
-        results = map_leaves(lambda x: x._storage.value if _is_traced(x := _bits_in(x)) else x, outputs)
+        results = map_leaves(lambda x: x._storage.value if is_traced(x := _bits_in(x)) else x, outputs)
         self._add(Equation(op, held, kept, results, programs=programs))
         return outputs
 
@@ -474,7 +288,7 @@ class Tracer(CallInterpreter):
         try:
             if "eval_shape knows only" not in str(error):
                 raise error
-            read = [x for x in leaves(held) if type(x) is Var or _is_traced(x)]
+            read = [x for x in leaves(held) if type(x) is Var or is_traced(x)]
             values = [x if type(x) is Var else x._storage.value for x in read]
             raise self.trace.needs_elements(op.error_name, values) from None
         finally:
@@ -580,7 +394,7 @@ class Tracer(CallInterpreter):
             return SymbolicKey(self.weak(int, depends))
         if not lacks_elements(x):
             return x
-        substitute = stand_in(x) if not _is_traced(x) else x._storage.stand_in
+        substitute = stand_in(x) if not is_traced(x) else x._storage.stand_in
         result = tensor(x._aval, self._traced(x._aval, substitute, depends))
         return result if x._is_scalar else mark_array(result)
 
@@ -612,14 +426,10 @@ class Tracer(CallInterpreter):
         return self._read(x).value if type(x) is ShardedTensor else x
 
     def _is_weak(self, x: Any) -> bool:
-        return _is_traced(x) and isinstance(x._storage.value.kind, type)
+        return is_traced(x) and isinstance(x._storage.value.kind, type)
 
     def _is_unplaced(self, x: Any) -> bool:
-        return _is_traced(x) and not isinstance(x._storage.value.kind, Aval)
-
-
-def _is_traced(x: Any) -> bool:
-    return type(x) is ShardedTensor and type(x._storage) is Traced
+        return is_traced(x) and not isinstance(x._storage.value.kind, Aval)
 
 
 def _frozen(x: Any) -> Any:
@@ -687,7 +497,7 @@ def _trace_function(outer: Tracer, programs: dict[int, Program], number: int, fn
         out = fn(*replaced(args, new_leaves))
         result = map_leaves(tracer._held, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
-    return map_leaves(lambda x: x._storage.stand_in if _is_traced(x) else _ANY_KEY if isinstance(x, Key) else x, out)
+    return map_leaves(lambda x: x._storage.stand_in if is_traced(x) else _ANY_KEY if isinstance(x, Key) else x, out)
 
 
 _ANY_KEY = SymbolicKey(1)
@@ -697,12 +507,6 @@ _ANY_KEY = SymbolicKey(1)
 def _bits_in(x: Any) -> Any:
     """Returns the bits of a key of jit; any other object unchanged."""
     return x.bits if type(x) is SymbolicKey else x
-
-
-def user_line() -> str:
-    """Returns file and line of the innermost call in the program of the user."""
-    place = user_place()
-    return f"{place.file}:{place.line}" if place else "no line of Python"
 
 
 @contextlib.contextmanager

@@ -13,9 +13,8 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend, call_beside_by
-from shardtensor.backend.registry import backend_of, in_job, is_remote, memory_space
+from shardtensor.backend.registry import backend_of, in_job, is_remote
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
-from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
@@ -23,11 +22,12 @@ from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError, type
 from shardtensor.functions.random.random_keys import Key
 from shardtensor.host.blockwise import copied as copied_array
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.on_device import DeviceInterpreter, on_submesh
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.manual_types import WithSpecs
-from shardtensor.spmd.scheduling.device_context import DeviceBlock, DeviceContext, block_of, modes_of
+from shardtensor.spmd.maps.adoption import adopt, adopt_leaves
+from shardtensor.spmd.maps.call_places import Places, places_of
+from shardtensor.spmd.scheduling.device_context import DeviceContext, modes_of
 from shardtensor.spmd.scheduling.mapped_program import ExecutionContext, Failed, Program, around
 from shardtensor.spmd.scheduling.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
@@ -36,11 +36,10 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
     ShardedTensor,
+    are_tensors,
     check_not_donated,
     lacks_elements,
     mark_donated,
-    tensor,
-    tensor_of,
     without_elements,
 )
 
@@ -197,7 +196,7 @@ class _Map:
     names: Sequence[str]
     sizes: Sequence[int]
     rows: list[Any] = field(init=False)
-    places: _Places = field(init=False)
+    places: Places = field(init=False)
     modes: dict[Backend, Callable[[], None]] = field(init=False)
     specs: Sequence[Any] | None = field(init=False, default=None)
 
@@ -275,9 +274,9 @@ class _Map:
                 result = held[0]
             elif (here.backend.on_host and type(held[0]) is np.ndarray) or here.backend.is_array(held[0]):
                 # The common case takes no traversal.
-                result = _adopt(held, here, self.caller, program.lent)
+                result = adopt(held, here, self.caller, program.lent)
             else:
-                result = _adopt_leaves(held, here, self.caller, program.lent)
+                result = adopt_leaves(held, here, self.caller, program.lent)
         except BaseException as error:
             if context is not None:
                 context.fail(thread, error)
@@ -321,7 +320,7 @@ class _Map:
 @implements(map_shards, "algorithm")
 def _map_shards(*arguments: Any) -> list[Any]:
     called = _Map(*arguments)
-    places = _places(called.submeshes)
+    places = places_of(called.submeshes)
     if places.simulated:
         with interpreting(INFER):
             return _infer_map(*arguments)
@@ -333,7 +332,7 @@ def _map_shards(*arguments: Any) -> list[Any]:
         READS.pop(id(entry), None)
 
 
-def _execute_map(called: _Map, places: _Places) -> list[Any]:
+def _execute_map(called: _Map, places: Places) -> list[Any]:
     called.places = places
     called.modes = {}
     for backend in places.stateful:
@@ -368,7 +367,7 @@ _helper_delay = attrgetter("helper_delay")
 def _shared_leaves(column: MappedArgument) -> list[Any]:
     """Returns the leaves of an argument that are declared to be the same for all calls."""
     shared: list[Any] = []
-    if column.each and type(column.items) is list and set(map(type, column.items)) == {ShardedTensor}:
+    if column.each and type(column.items) is list and are_tensors(column.items):
         return shared  # The common case.
     for leaf in leaves(column.items):
         if type(leaf) is Unmapped:
@@ -492,72 +491,6 @@ def _call_beside(function: Callable[[], Any]) -> Any:
 call_beside_by(_call_beside)
 
 
-class _Places(NamedTuple):
-    """What follows from the devices of the calls of a map.
-
-    Attributes:
-        submeshes: the devices of each call. Because they are kept, no other mesh gets their identities.
-        devices: the devices of each call, in a tuple.
-        interpreters: the interpreter of each call; None for a call on several devices.
-        applies: their methods ``apply``, likewise.
-        blocks: for each call the block in which its device is current; None where programs do not share blocks.
-        backends: the backends of the devices.
-        stateful: those that have modes.
-        simulated: whether one of them has arrays without elements.
-        queues: of the devices that can run behind the caller one for each queue, with its backend.
-    """
-
-    submeshes: Sequence[Mesh]
-    devices: Sequence[tuple[Device, ...]]
-    interpreters: Sequence[DeviceInterpreter | None]
-    applies: Sequence[Callable[..., Any] | None]
-    blocks: Sequence[DeviceBlock | None]
-    backends: Sequence[Backend]
-    stateful: Sequence[Backend]
-    simulated: bool
-    queues: Sequence[tuple[Backend, Device]]
-
-
-_known_places: dict[tuple[int, ...], _Places] = {}
-_MOST_KNOWN = 1024
-
-
-def _places(submeshes: Sequence[Mesh]) -> _Places:
-    """Returns what follows from the devices of the calls; by the identities of the meshes, since their hashes are
-    functions in Python.
-    """
-    key = tuple(map(id, submeshes))
-    places = _known_places.get(key)
-    if places is None:
-        if len(_known_places) >= _MOST_KNOWN:
-            _known_places.clear()  # in one step, as other threads may do the same
-        places = _known_places[key] = _places_of(submeshes)
-    return places
-
-
-def _places_of(submeshes: Sequence[Mesh]) -> _Places:
-    devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
-    backends = list(dict.fromkeys([backend_of(device) for device in devices]))
-    ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
-    queues: dict[Any, tuple[Backend, Device]] = {}
-    for device in devices:
-        if (backend := backend_of(device)) in ordered:
-            queues.setdefault(device if backend.on_host else (backend, memory_space(device)), (backend, device))
-    interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
-    blocks = [block_of(here.backend, here.device) if here else None for here in interpreters]
-    simulated = any(backend.simulated for backend in backends)
-    # The backends of other processes pass the look-up of the method on.
-    stateful = [b for b in backends if getattr(b.capture_modes, "__func__", None) is not Backend.capture_modes]
-    applies = [None if here is None else here.apply for here in interpreters]
-    flat = [submesh.flat for submesh in submeshes]
-    waiting = list(queues.values())
-    return _Places(tuple(submeshes), flat, interpreters, applies, blocks, backends, stateful, simulated, waiting)
-
-
-_ORDER = ("wait_for_caller", "make_caller_wait")
-"""The methods of backends that order a device and its caller; where calls are synchronous, they do nothing."""
-
-
 def _unheld(tree: Any) -> Any:
     """Returns the pytree with every `Unmapped` leaf replaced by its value."""
     if type(tree) is ShardedTensor:
@@ -582,54 +515,3 @@ class _Labels(Sequence[str]):
 
 def _described(submesh: Mesh) -> str:
     return str(submesh.flat[0]) if submesh.size == 1 else f"{submesh.flat[0]}..{submesh.flat[-1]}"
-
-
-def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
-    """Returns the pytree that a call returned, the only item of a list, with tensors in place of arrays."""
-    results: list[Any] = []
-    tree = map_leaves(lambda leaf: results.append(leaf) or len(results) - 1, held.pop())  # type: ignore[func-returns-value]
-    for n in range(len(results)):
-        if here.backend.is_array(results[n]):
-            leaf = [results[n]]
-            results[n] = None
-            results[n] = _adopt(leaf, here, caller, lent)
-        elif is_data(results[n]):  # The remaining arrays are on the host.
-            array = here.backend.from_host(np.asarray(results[n]), here.device)
-            record_copy(caller, int(array.nbytes), here.device)
-            value = here.aval_of(array)
-            assert value is not None
-            results[n] = tensor_of(value, (array,), ([],))
-    return map_leaves(results.__getitem__, tree)
-
-
-def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
-    """Returns an array that a call returned, the only item of a list, as a tensor, if tensors can hold it."""
-    backend = here.backend
-    value = here.avals.get((held[0].shape, held[0].dtype)) or here.aval_of(held[0])
-    if value is None:
-        return held[0]
-    if type(held[0]) is not np.ndarray:
-        held[0] = backend.asarray(held[0])
-    # Lent arrays, and results of collectives, are views.
-    own = held[0].base is None if backend.on_host else backend.owns(held[0])
-    if not own:
-        for one in lent:
-            # The function may have changed the shape of the view that it received.
-            if one.exported is held[0] and backend.is_whole(held[0], one.array):
-                return tensor(value, one.storage_of(one.array))
-        result = received(backend, held[0])
-        if result is not None:
-            # The result of a collective is never written in place, since all programs may hold it.
-            return tensor_of(value, (result,), (None,))
-    array, copied = backend.adopt(held, () if own else [one.array for one in lent])
-    held.clear()
-    if copied:
-        record_copy(caller, int(array.nbytes), here.device)
-    if copied or own:
-        return tensor_of(value, (array,), ([],))
-    memory = backend.memory_of(array)
-    holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
-    if memory is not None and holder is None:
-        return tensor_of(value, (array,), ([],))
-    mine = backend.view(array, ...)  # The function may have kept the array, and can set its shape later.
-    return tensor(value, holder.storage_of(mine) if holder else Storage((mine,), (None,)))

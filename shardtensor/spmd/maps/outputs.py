@@ -30,7 +30,7 @@ from shardtensor.spmd.maps.launch import BATCHING, DERIVATIVES
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths, replaced
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, shard_arrays
+from shardtensor.tensor.tensor import ShardedTensor, are_tensors, lacks_elements, shard_arrays
 
 Specs = Callable[[Any], Sequence[PartitionSpec | None]]
 
@@ -54,7 +54,7 @@ def joined(results: Sequence[Any], specs: Specs, mesh: Mesh, mapped: Chain, call
         ArgumentTypeError: a leaf is not an array.
     """
     whole = []
-    columns = [results] if _are_tensors(results) else zip(*[leaves(tree) for tree in results], strict=True)
+    columns = [results] if are_tensors(results) else zip(*[leaves(tree) for tree in results], strict=True)
     for column, spec, path in zip(columns, specs(results[0]), paths(results[0], "the result"), strict=True):
         whole.append(joined_leaf(column, spec, mesh, mapped, f"{caller}: {path}", check=check))
     return replaced(results[0], whole)
@@ -66,7 +66,7 @@ def same_forms(results: Sequence[Any], caller: str) -> None:
     Raises:
         ShapeError: two calls returned pytrees of different forms.
     """
-    if _are_tensors(results):
+    if are_tensors(results):
         return
     form = form_of(results[0])
     for k, other in enumerate(results):
@@ -75,11 +75,6 @@ def same_forms(results: Sequence[Any], caller: str) -> None:
                 f"{caller}: calls 0 and {k} return pytrees of different forms, {form} and {form_of(other)}; return the "
                 "same one from each"
             )
-
-
-def _are_tensors(results: Sequence[Any]) -> bool:
-    """Whether each result is one tensor: the common case, which takes no traversal."""
-    return set(map(type, results)) == {ShardedTensor}
 
 
 def check_array(leaf: Any, what: str) -> None:

@@ -36,7 +36,7 @@ from shardtensor.spmd.maps.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.maps.outputs import check_array, joined_leaf, same_forms
 from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.pytree import children_of, leaves, paths, replaced, spread
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, are_tensors
 
 if TYPE_CHECKING:
     from shardtensor.spmd.maps.map_types import Anything, Array, Given, PmapOptions, Pmapped, Tree, Unknown
@@ -229,7 +229,7 @@ class _Pmap:
 
     def _submeshes(self, call: Call, count: int) -> tuple[Sequence[Mesh], Sequence[Mesh]]:
         """Returns the devices on which each call runs, and the devices that each call owns."""
-        if self._devices is None and set(map(type, call.lists[0])) == {ShardedTensor}:  # The first list is decisive.
+        if self._devices is None and are_tensors(call.lists[0]):  # The first list is decisive.
             there = [item._aval.sharding.mesh for item in call.lists[0]]
             return there, there
         meshes: list[Mesh | None] = [None] * count
