@@ -189,3 +189,16 @@ def test_initial_is_the_result_where_nothing_is_reduced(backend: str) -> None:
 def test_a_refused_reduction_gives_no_untrue_reason() -> None:
     with pytest.raises(st.ArgumentTypeError, match=r"numpy.lcm.reduce: has no sharded form here; wanted one of add"):
         np.lcm.reduce(st.asarray([4, 6]))
+
+
+@pytest.mark.parametrize("count", [1, 64])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_bounds_of_indices_in_any_byte_order(order: str, count: int) -> None:
+    """As bytes in the other order, 2**24 is 1, which would be within bounds. Few indices are sorted, many are not."""
+    x, y = st.zeros(64), np.zeros(64)
+    with pytest.raises(st.IndexingError, match="index 16777216 is out of bounds"):
+        np.add.at(x, np.full(count, 2**24, f"{order}i4"), 1.0)
+    index = np.resize(np.array([1, -1, 3], f"{order}i4"), count)
+    for z in (x, y):
+        np.add.at(z, index, 1.0)
+    np.testing.assert_array_equal(np.asarray(x), y)

@@ -121,8 +121,7 @@ UNSORTED = (
     "unique_inverse",
 )
 """Functions of points that have to be in order, or to differ, of numbers that are counted up to the greatest, and of
-numbers of which several NaN are in any order; and `einsum`, which adds along a dimension that one operand lacks before
-it multiplies.
+numbers of which several NaN are in any order.
 """
 
 COPIED = (
