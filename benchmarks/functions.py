@@ -141,11 +141,8 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     jax.config.update("jax_enable_x64", True)
-    mesh = Mesh(np.array(jax.devices()), ("d",))
-    split, whole = NamedSharding(mesh, PartitionSpec("d")), NamedSharding(mesh, PartitionSpec())
-    a, b, c, x, k, _, s, p, u, v = [
-        jax.device_put(y, split if len(y) % 2 == 0 else whole) for y in _operands(sizes).values()
-    ]
+    split = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+    a, b, c, x, k, _, s, p, u, v = [jax.device_put(y, split) for y in _operands(sizes).values()]
     some, few = x[: x.size // 4], k[: x.size // 4]
 
     def case(function: Any, *operands: Any) -> Case:

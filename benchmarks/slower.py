@@ -305,7 +305,7 @@ def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
 def page_tables(found: Mapping[str, Any]) -> list[str]:
     """Returns the tables of docs/performance.md, from the JSON of a run: of small calls, sizes, and large arrays."""
     rows = {row["name"]: row for row in found["rows"]}
-    tables = []
+    pages = []
     for group in (SMALL, CROSSING, LARGE):
         others = any(row.name in INSTEAD_TEXTS for row in group)
         more = (" instead | then, × NumPy |", "---|--:|") if others else ("", "")
@@ -317,8 +317,8 @@ def page_tables(found: Mapping[str, Any]) -> list[str]:
             if others:
                 line += f" {INSTEAD_TEXTS[row.name]} | {_ratio(other / numpys) if other else ''} |"
             lines.append(line)
-        tables.append("\n".join(lines))
-    return tables
+        pages.append("\n".join(lines))
+    return pages
 
 
 def _ratio(number: float) -> str:

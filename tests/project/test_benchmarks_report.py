@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +166,21 @@ def test_every_script_is_run(modules: tuple[Any, Any]) -> None:
     scripts = {path.stem for path in folder.glob("*.py") if "harness.report(" in path.read_text("utf-8")}
     scripts |= {path.stem for path in folder.glob("*.py") if "harness.run(" in path.read_text("utf-8")}
     assert {benchmark.name for benchmark in run.BENCHMARKS} == scripts - {"gpu", "gpu_functions"}
+
+
+def test_names_of_other_modules_exist(modules: tuple[Any, Any]) -> None:
+    """Few of the scripts run here in full, and none with a GPU."""
+    paths = list(Path(modules[0].__file__).parent.glob("*.py"))
+    found = {path.stem: importlib.import_module(path.stem) for path in paths}
+    missing = [
+        f"{path.name}:{node.lineno}: {node.value.id}.{node.attr}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if isinstance(found[path.stem].__dict__.get(node.value.id), types.ModuleType)
+        if node.value.id in found and not hasattr(found[node.value.id], node.attr)
+    ]
+    assert not missing
 
 
 def test_the_cases_of_another_commit(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
