@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import pytest
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.communication.between_processes.processes import JOB
+from shardtensor.interpreters.jit.grouping import groups
 from shardtensor.testing.layouts import all_specs, on_host
 
 ROWS = np.arange(21.0).reshape(7, 3)
@@ -319,6 +321,23 @@ def several_in_a_row_among_other_calls() -> None:
     assert_is(x, wanted, ways[0])
 
 
+def compiled_functions_on_the_devices_of_one_process() -> None:
+    """The processes without a device of the mesh call the kernels, too, and compute nothing."""
+
+    def f(x: Any) -> Any:
+        x[1:] = x[1:] + 1
+        return (x * 2 + 1) / 4
+
+    for mesh in (mesh_of(0), mesh_of(1)):
+        for executor in (None, "numpy"):
+            with mock.patch.object(groups, "LEAST", 0):
+                compiled, x = st.jit(f, executor=executor), put(ROWS, mesh, "x")
+                for k in range(3):
+                    wanted = np.vstack([ROWS[:1], ROWS[1:] + k + 1])
+                    assert_is(compiled(x), (wanted * 2 + 1) / 4, mesh)
+                    assert_is(x, wanted, mesh)
+
+
 def loops_and_branches() -> None:
     for mesh in (first(), last()):
         x = put(ROWS, mesh, "x")
@@ -507,7 +526,7 @@ CHECKS = [
     transfers_move_what_processes_lack, counted_bytes_are_those_of_devices, simulated_bytes_are_those_that_are_sent,
     what_is_elsewhere_cannot_be_read, operators_run_where_the_shards_are, shapes_that_follow_from_elements,
     operands_on_other_meshes_are_transferred, layouts_of_partial_sums, trees_memory_kinds_and_donation,
-    several_in_a_row_among_other_calls, loops_and_branches, maps_run_in_the_processes_of_their_devices,
+    several_in_a_row_among_other_calls, compiled_functions_on_the_devices_of_one_process, loops_and_branches, maps_run_in_the_processes_of_their_devices,
     maps_that_other_processes_cannot_know, gradients, compiled_functions_may_have_several_meshes,
     files_have_all_elements, tensors_of_parts,
 ]  # fmt: skip

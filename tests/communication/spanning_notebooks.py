@@ -32,6 +32,7 @@ ELSEWHERE: dict[str, set[int]] = {
     "03_parallel_tutorial": {31},  # a program without the collective of the others: it is an error of another text
     "04_training": {13, 15, 29, 31},  # lists of shards; shards of other processes; PyTorch's devices
     "05_patterns": {19},  # lists of shards
+    "06_gpt": {13},  # a folder of this process for checkpoints
 }
 """The cells that are about one process."""
 
@@ -47,7 +48,7 @@ INSTEAD = {
 SEVERAL = {"03_parallel_tutorial": {29, 47}}
 """The cells that need eight devices, or several in each process: otherwise only the next exchange compares results."""
 
-OF_PRODUCTS = {"03_parallel_tutorial": {43}, "04_training": {5, 25, 27}}
+OF_PRODUCTS = {"03_parallel_tutorial": {43}, "04_training": {5, 25, 27}, "06_gpt": {9, 11}}
 """The cells with products of matrices whose rows are split: a process multiplies its rows, and the bits of some BLAS
 libraries on some processors depend on how many these are (see docs/many_processes.md).
 """
@@ -61,18 +62,22 @@ def has_bits_of_parts() -> bool:
 
 
 def gathered(x: Any) -> Any:
-    """Returns the elements of an array in all processes, also of one that is in one process."""
-    if isinstance(x, st.ShardedTensor) and x.sharding.mesh.size == 1:
+    """Returns the elements of an array in all processes, also of one that is in some of them."""
+    if isinstance(x, st.ShardedTensor) and x.sharding.mesh.size < st.device_count():
         x = st.reshard(x, st.make_mesh((st.device_count(),), ("all",)))
     return whole(x)
 
 
 class Gathering:
-    """NumPy, of which `asarray` gathers tensors that span processes."""
+    """NumPy, of which `asarray` and `array` gather tensors that span processes; `array`, those of a list, too."""
 
     @staticmethod
     def asarray(x: Any, *args: Any, **params: Any) -> Any:
         return np.asarray(gathered(x), *args, **params)
+
+    @staticmethod
+    def array(x: Any, *args: Any, **params: Any) -> Any:
+        return np.array([gathered(one) for one in x] if isinstance(x, list) else x, *args, **params)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -105,7 +110,7 @@ def digest(space: dict[str, Any]) -> str:
     bits = hashlib.blake2b(digest_size=8)
     for name in sorted(name for name in space if not name.startswith("_")):
         for leaf in leaves(space[name]):
-            if isinstance(leaf, (st.ShardedTensor, np.ndarray, float)):
+            if isinstance(leaf, (st.ShardedTensor, np.ndarray, float)) and not getattr(leaf, "is_donated", False):
                 found = gathered(leaf)
                 bits.update(f"{name} {found.dtype} {found.shape}".encode())
                 bits.update(np.ascontiguousarray(found).tobytes())

@@ -762,3 +762,7 @@ def test_squares_are_added_in_rows(dtype: str, columns: int, monkeypatch: pytest
                 assert found is None
     assert monoids._sums_in_one_pass(x[:0], (2,), False) is None
     assert monoids._sums_in_one_pass(x[..., ::2], (2,), False) is None or columns == 1
+    scalar = x[0, 0, 0].reshape(())
+    for keepdims in (False, True):
+        found = monoids._sums_in_one_pass(scalar, (), keepdims)
+        np.testing.assert_array_equal(found, np.multiply(scalar, scalar), strict=True)

@@ -181,7 +181,7 @@ def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         rows, rest = lines[..., :end].reshape(*x.shape[:kept], -1, _ROW), lines[..., end:]
         sums = np.add.reduce(np.vecdot(rows, rows), axis=-1)
         sums = np.add(sums, np.vecdot(rest, rest)) if end < lines.shape[-1] else sums
-    return sums.reshape(*x.shape[:kept], *(1,) * len(axes)) if keepdims else sums
+    return sums.reshape((*x.shape[:kept], *(1,) * len(axes))) if keepdims else sums
 
 
 def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:

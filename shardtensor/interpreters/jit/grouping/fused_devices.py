@@ -203,7 +203,8 @@ class FusedInProcesses(FusedOnDevices):
     """A group of operators on tensors that span processes, which exchange nothing: each process runs the kernel on its
     own buffers. NumPy's arrays need no compiled code; without it, the bits are those of eager mode.
 
-    The processes compare the calls of the operators as in eager mode.
+    The processes compare the calls of the operators as in eager mode: those on devices of several processes. In the
+    other processes, operators on devices of one process compute nothing.
     """
 
     spans = True
@@ -213,7 +214,8 @@ class FusedInProcesses(FusedOnDevices):
     ) -> None:
         super().__init__(equations, kept, writes)
         self._on_numpy = spans_hosts(equations[0].results.kind)
-        self._calls = [(plan_of(e), e.operands, e.results) for e in equations]
+        plans = [(plan_of(e), e) for e in equations]
+        self._calls = [(plan.text, e.operands, e.results) for plan, e in plans if plan is not None and plan.text]
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
@@ -237,16 +239,15 @@ class FusedInProcesses(FusedOnDevices):
         become tensors.
         """
         identities: dict[int, int] = {}
-        for plan, operands, result in self._calls:
-            assert plan is not None
-            assert plan.text is not None
+        for text, operands, result in self._calls:
             named = [identities.get(x.number) or values[x.number] if type(x) is Var else x for x in operands]
-            identities[result.number] = note(plan.text(tuple(named)))
+            identities[result.number] = note(text(tuple(named)))
         return identities
 
     def _identify(self, identities: Mapping[int, int], values: Any) -> None:
         for v, _, _ in self._kept:
-            values[v.number]._identity = identities[v.number]
+            if v.number in identities:
+                values[v.number]._identity = identities[v.number]
 
     def _is_exact(self, operands: Sequence[Sequence[Any]]) -> bool:
         """Whether NumPy's functions on blocks of the buffers have the bits, and the memory order, of eager mode."""
