@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -327,7 +328,13 @@ def repeat_call(call: Case, times: int, wait: Callable[[Any], Any]) -> tuple[flo
 # -- rounds ----------------------------------------------------------------------------------------
 
 
-def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -> dict[Key, Cell]:
+LEAST_ROUNDS = 5
+"""The rounds that are made however long they take."""
+
+
+def interleave(
+    samplers: Mapping[Key, Sampler], rounds: int, description: str, seconds: float = math.inf
+) -> dict[Key, Cell]:
     """Calls every sampler once per round, in a new order each time, so that noise affects all of them alike.
 
     A sampler that raises `NotMeasured` is not called again; its cell has the problem. A run that is interrupted after
@@ -337,13 +344,17 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -
         samplers: the samplers by the keys of their cells.
         rounds: the number of rounds.
         description: the label of the progress bar.
+        seconds: the time after which no round begins, except the first `LEAST_ROUNDS`.
     """
+    end = time.monotonic() + seconds
     samples: dict[Key, list[float]] = {key: [] for key in samplers}
     problems: dict[Key, str] = {}
     shuffle = random.Random(0).shuffle
     from pages import track  # here, because pages needs Rich, which the Python of the peers may lack
 
-    for _ in track(rounds, description):
+    for done in track(rounds, description):
+        if done >= LEAST_ROUNDS and time.monotonic() > end:
+            break
         order = [key for key in samplers if key not in problems]
         shuffle(order)
         try:
@@ -361,11 +372,17 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -
 
 
 def sample_cases(
-    names: Iterable[str], workers: Mapping[str, Worker], rounds: int, description: str, limit: float = ANSWER_LIMIT
+    names: Iterable[str],
+    workers: Mapping[str, Worker],
+    rounds: int,
+    description: str,
+    limit: float = ANSWER_LIMIT,
+    seconds: float = math.inf,
 ) -> Cells:
     """Samples the named cases in all workers, interleaved, and returns their cells; a case has the name of its row.
 
     A case whose sample takes more than ``limit`` seconds has no figure; its process is started again for the others.
+    ``seconds``: see `interleave`.
     """
 
     def sample(name: str, worker: Worker) -> float:
@@ -377,7 +394,9 @@ def sample_cases(
             raise
 
     pairs = itertools.product(names, workers)
-    return interleave({(n, c): functools.partial(sample, n, workers[c]) for n, c in pairs}, rounds, description)
+    return interleave(
+        {(n, c): functools.partial(sample, n, workers[c]) for n, c in pairs}, rounds, description, seconds
+    )
 
 
 def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit: float = ANSWER_LIMIT) -> Cells:

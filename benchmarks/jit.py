@@ -68,7 +68,7 @@ class Effort:
     """The numbers of measurements.
 
     Attributes:
-        rounds: the rounds of rows that take milliseconds.
+        rounds: the rounds of rows that take milliseconds; fewer if they take more than `GROUP_SECONDS`.
         heavy: the rounds of rows that take longer.
         once: the number of new processes for rows that can be measured only once in a process.
     """
@@ -82,6 +82,9 @@ HEAVY = ("grid",)
 
 LIMIT = 20.0
 """The seconds after which a sample ends without a figure; it has at least three calls."""
+
+GROUP_SECONDS = 90.0
+"""The seconds after which no round of a group begins, so that the table takes less than 20 minutes."""
 
 
 def start_workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker]]:
@@ -134,7 +137,7 @@ def check_equal(group: str, workers: Mapping[str, Worker]) -> Cells:
 def measure_group(group: str, workers: Mapping[str, Worker], effort: Effort) -> Cells:
     """Measures the rows of a group."""
     rounds = effort.heavy if group in HEAVY else effort.rounds
-    return harness.sample_cases(jit_cases.GROUPS[group], workers, rounds, group, LIMIT)
+    return harness.sample_cases(jit_cases.GROUPS[group], workers, rounds, group, LIMIT, GROUP_SECONDS)
 
 
 def measure_once(effort: Effort) -> Cells:
@@ -158,7 +161,8 @@ def make_tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
     """Returns two tables: programs with a compiler, and without."""
     packages = ("numpy", "torch", "jax", "numba", "mlx", "tinygrad", "shardtensor")
     environment = machine.describe_environment(packages) | {
-        "rounds": f"{effort.rounds}; Jacobi {effort.heavy}; the last three rows {effort.once}"
+        "rounds": f"{effort.rounds}, fewer where they take {GROUP_SECONDS:g} s; Jacobi {effort.heavy}; "
+        f"the last three rows {effort.once}"
     }
     columns = (C, KEPT, EAGER, NUMPY, TORCH, JAX_8, JAX_2, JAX_1, NUMBA, MLX, TINYGRAD)
     return (
