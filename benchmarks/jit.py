@@ -80,10 +80,10 @@ class Effort:
 
 HEAVY = ("grid",)
 
-LIMIT = 20.0
+LIMIT = 6.0
 """The seconds after which a sample ends without a figure; it has at least three calls."""
 
-GROUP_SECONDS = 90.0
+GROUP_SECONDS = 60.0
 """The seconds after which no round of a group begins, so that the table takes less than 20 minutes."""
 
 
