@@ -287,6 +287,8 @@ def repeated(x: HostArray, size: int) -> HostArray:
     ``size``, as `numpy.resize` does. That one joins as many arrays as there are repetitions.
     """
     flat = x.reshape(-1)
+    if flat.size >= size:
+        return flat[:size].copy()
     if flat.size < _STEP:  # NumPy copies short rows far more slowly than long ones.
         flat = np.tile(flat, min(_STEP, size) // flat.size + 1)
     out, count = memory_pool.empty((size,), x.dtype), size // flat.size

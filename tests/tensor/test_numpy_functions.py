@@ -283,14 +283,17 @@ def test_arguments_of_functions_whose_signature_numpy_cannot_give(monkeypatch: p
     monkeypatch.setattr(
         translated_calls, "inspect", types.SimpleNamespace(signature=signature, Parameter=inspect.Parameter)
     )
-    translated_calls._counterpart.cache_clear()
+    caches = translated_calls._counterpart, translated_calls._direct_call
+    for cache in caches:
+        cache.cache_clear()
     try:
         x, out = put(A, "numpy", (2,)), put(np.empty((4, 4)), "numpy", (2,))
         assert np.dot(x, x.T, out=out) is out
         assert np.empty_like(x, shape=(2, 3)).shape == (2, 3)
         assert_near(np.concatenate([x, x], 1, dtype="f4"), np.concatenate([A, A], 1, dtype="f4"))
     finally:
-        translated_calls._counterpart.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
 
 
 def test_functions_of_other_modules_with_known_names_are_refused() -> None:

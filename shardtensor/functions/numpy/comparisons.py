@@ -200,10 +200,12 @@ def array_equiv(a1: ArrayLike, a2: ArrayLike) -> bool:
     True
     """
     x, y = [array_like(value, "array_equiv") for value in (a1, a2)]
-    try:
-        shape = broadcast_shapes(shape_of(x), shape_of(y))
-    except ValueError:
-        return False
+    shape, other = shape_of(x), shape_of(y)
+    if shape != other:
+        try:
+            shape = broadcast_shapes(shape, other)
+        except ValueError:
+            return False
     return bool(_all(equal(x, y))) if _are_comparable(x, y) else 0 in shape
 
 

@@ -32,6 +32,7 @@ from shardtensor.hints import is_known, unexpected
 from shardtensor.host.units import counted
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.tensor import ShardedTensor
 
 _MODULES = frozenset(["numpy", "numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg"])
 """NumPy's modules of which the package has the functions for tensors, in modules of the same names."""
@@ -123,16 +124,62 @@ def call_numpy(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         ArgumentTypeError: there is no such function, it is called with more positional arguments than NumPy's takes, or
             it lacks an argument that differs from NumPy's default; or the arrays are given by an iterator.
     """
-    if args and hasattr(type(args[0]), "__next__") and not hasattr(args[0], "write"):
-        # NumPy has used the iterator up to find the tensors in it. Files are iterators, too.
+    if args and type(args[0]) is not ShardedTensor and _is_iterator(args[0]):
+        # NumPy has used it up to find the tensors in it.
         raise ArgumentTypeError(
             f"numpy.{function.__name__}: the first argument is {type_text(args[0])}, which can be read only "
             "once; wanted a list or a tuple of arrays"
         )
+    known = _direct_call(function, len(args), *kwargs)
+    if known is None:
+        return _call_translated(function, args, kwargs)
+    ours, count, named = known
+    for (_, default, kind, is_operand), value in zip(named, (*args, *kwargs.values()) if kwargs else args):  # noqa: B905
+        given = type(value)
+        if given is not ShardedTensor and (
+            value is default
+            or (given is kind and value == default)
+            or (is_operand and (given is list or given is tuple))
+        ):
+            return _call_translated(function, args, kwargs)
+    if len(args) > count:
+        for (parameter, *_), value in zip(named[count:], args[count:], strict=False):
+            kwargs[parameter] = value
+        args = args[:count]
+    return ours(*args, **kwargs)
+
+
+def _is_iterator(x: Any) -> bool:
+    """Whether an argument is an iterator. Files are iterators, too, and are no arrays."""
+    return hasattr(type(x), "__next__") and not hasattr(x, "write")
+
+
+_Direct = tuple[Function, int, list[tuple[str, Any, type, bool]]]
+"""A function for tensors, the number of its arguments that are given by position, and of each argument of the call our
+name, NumPy's default with its type, and whether it is an operand."""
+
+
+@functools.cache
+def _direct_call(function: Any, count: int, *keywords: str) -> _Direct | None:
+    """Returns how our function is called with the values of a call of NumPy's as they are, unless these are lists or
+    defaults; None if they have to be translated.
+
+    Args:
+        function: NumPy's function.
+        count: the number of positional arguments.
+        keywords: the names of the other arguments.
+
+    Raises:
+        ArgumentTypeError: there is no such function, or it does not take these arguments.
+    """
     ours, op, translated = _counterpart(function)
     if not translated:
-        return ours(*args, **kwargs)
-    return _call_translated(function, ours, op, args, kwargs)
+        return ours, count, []
+    form = _call_form(function, ours, op, count, keywords)
+    if form.named is None:
+        return None
+    named = [(mine, default, type(default), mine in form.operands) for mine, default in form.named]
+    return ours, len(form.by_position), named
 
 
 @functools.cache
@@ -176,14 +223,10 @@ def _is_subset(theirs: _Parameters, ours: Any) -> bool:
     return same and all(p.kind is p.KEYWORD_ONLY for p in list(ours.values())[len(theirs) :])
 
 
-def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call_translated(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls our function with the arguments of a call of NumPy's, by our names of the parameters."""
+    ours, op, _ = _counterpart(function)
     form = _call_form(function, ours, op, len(args), tuple(kwargs))
-    if form.named is not None and _are_taken(form.named, form.operands, (*args, *kwargs.values())):
-        count = len(form.by_position)
-        for (parameter, _), value in zip(form.named[count:], args[count:], strict=False):
-            kwargs[parameter] = value
-        return ours(*args[:count], **kwargs)
     name = f"{function.__module__}.{function.__name__}"
     known = _translated(name, op, form, kwargs.values() if form.variadic else (*args, *kwargs.values()))
     if missing := [parameter for parameter in form.by_position if parameter not in known]:
@@ -198,17 +241,6 @@ def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequenc
         return with_out(op, positional, known)
     out = known.pop("out", None)
     return _written(function.__name__, ours(*positional, **known), out)
-
-
-def _are_taken(named: list[tuple[str, Any]], operands: frozenset[str], values: Iterable[Any]) -> bool:
-    """Whether our function takes values as they are: none is NumPy's default, and no operand is a list."""
-    for (parameter, default), value in zip(named, values, strict=True):
-        kind = type(value)
-        if value is default or (kind is type(default) and value == default):
-            return False
-        if (kind is list or kind is tuple) and parameter in operands:
-            return False
-    return True
 
 
 def _translated(name: str, op: Op | None, form: _Form, values: Iterable[Any]) -> dict[str, Any]:

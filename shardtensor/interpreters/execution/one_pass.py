@@ -276,16 +276,21 @@ def _variances(
         if len(states) > 1:
             means, spreads = [np.concatenate([state[k] for state in states]) for k in (0, 1)]
         for by_later, by_both in factors:
-            end = 2 * len(by_later)
-            earlier, odd = means[:end:2], len(means) % 2
+            count = len(means)
+            if count % 2:
+                end, last = count - 1, (means[-1:], spreads[-1:])
+                earlier, pairs = means[:end:2], spreads[:end:2] + spreads[1::2]
+            else:
+                earlier, pairs, last = means[::2], spreads[::2] + spreads[1::2], None
             delta = means[1::2] - earlier
-            pairs = spreads[:end:2] + spreads[1::2]
-            if len(means) > 2:  # The last mean is not needed.
-                merged = earlier + delta * by_later
-                means = np.concatenate([merged, means[-1:]]) if odd else merged
-            np.multiply(delta, delta, out=delta)
-            pairs += np.multiply(delta, by_both, out=delta)
-            spreads = np.concatenate([pairs, spreads[-1:]]) if odd else pairs
+            if count > 2:  # The last mean is not needed.
+                means = earlier + delta * by_later
+            delta *= delta
+            delta *= by_both
+            pairs += delta
+            spreads = pairs
+            if last:
+                means, spreads = np.concatenate([means, last[0]]), np.concatenate([spreads, last[1]])
         return finish((sum(counts), None, spreads.reshape(value.shape)))
 
     return result
@@ -295,7 +300,7 @@ def _state(x: Array, axes: tuple[int, ...], count: int, precision: np.dtype[Any]
     """Returns the means and the sums of squared deviations that `var_partial` computes of each part."""
     x = x if x.dtype == precision else x.astype(precision)
     means = np.add.reduce(x, axis=axes, keepdims=True)
-    np.true_divide(means, count, out=means)
+    means /= count
     return means, sum_of_squares(np.subtract(x, means, order="C"), axes)
 
 
