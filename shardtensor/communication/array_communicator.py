@@ -33,8 +33,11 @@ from shardtensor.tensor.ownership import hold_memory
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, in_place
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 19
 """Bytes of a result that are reduced at a time in shared memory, so that they stay in the cache meanwhile."""
+
+_BLOCKS = 4
+"""The number of blocks that a thread reduces one after the other, in the same memory for partial results."""
 
 _DIVIDED_FROM = 1 << 23
 """Bytes of all operands from which a reduction is divided over threads: half a millisecond of work."""
@@ -400,26 +403,41 @@ def _reduced(ufunc: Callable[..., Any], arrays: Sequence[Any], tree: Tree) -> An
         return np.asarray(combine(tree, arrays.__getitem__, ufunc))
     out = memory_pool.empty(first.shape, first.dtype)
     flat, into = [a.reshape(-1) for a in arrays], out.reshape(-1)
+    merges, partial = _merges(tree)
     step = _BLOCK // first.itemsize
+    length = _BLOCKS * step
 
     def work(k: int) -> None:
-        part = slice(k * step, (k + 1) * step)
-        _combine_into(into[part], ufunc, tree, [a[part] for a in flat])
+        memory = [memory_pool.empty((step,), first.dtype) for _ in range(partial)]
+        end = min((k + 1) * length, first.size)
+        for begin in range(k * length, end, step):
+            part = slice(begin, min(begin + step, end))
+            places = [*[a[part] for a in flat], into[part], *[m[: part.stop - begin] for m in memory]]
+            for earlier, later, target in merges:
+                ufunc(places[earlier], places[later], out=places[target])
 
-    each(work, -(-first.size // step), threads=None if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1)
+    each(work, -(-first.size // length), threads=None if first.nbytes * len(arrays) >= _DIVIDED_FROM else 1)
     return out
 
 
-def _combine_into(out: Any, ufunc: Callable[..., Any], tree: Tree, arrays: Sequence[Any], k: int = 0) -> Any:
-    """Combines arrays along a tree: returns the total of the subtree of the k-th one, which is in ``out`` unless it is
-    that array itself.
+@functools.lru_cache(256)
+def _merges(tree: Tree) -> tuple[list[tuple[int, int, int]], int]:
+    """Returns the merges of a tree one after the other: the numbers of two operands, and of where their total is
+    written. The contributions have the first numbers, followed by the result and by the partial results; and how many
+    partial results there are.
     """
-    total, spare = arrays[k], None
-    for other in tree[k]:
-        if tree[other] and spare is None:
-            spare = memory_pool.empty(out.shape, out.dtype)
-        total = ufunc(total, _combine_into(spare, ufunc, tree, arrays, other), out=out)
-    return total
+    merges: list[tuple[int, int, int]] = []
+
+    def total(k: int, target: int) -> int:
+        """Adds the merges of the subtree of a contribution; returns the number of its total."""
+        number = k
+        for other in tree[k]:
+            merges.append((number, total(other, target + 1), target))
+            number = target
+        return number
+
+    total(0, len(tree))
+    return merges, max(target for *_, target in merges) - len(tree)
 
 
 def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:

@@ -31,7 +31,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor_cupy.kernels.large_ufuncs": {"LARGE": 1},
     "shardtensor.communication.between_processes.sums_across_processes": {"_BLOCK": 64},
     "shardtensor.communication.all_reduce": {"CHUNKED_FROM": 1},
-    "shardtensor.communication.array_communicator": {"_BLOCK": 64, "_DIVIDED_FROM": 1},
+    "shardtensor.communication.array_communicator": {"_BLOCK": 64, "_BLOCKS": 2, "_DIVIDED_FROM": 1},
     "shardtensor.communication.between_memories": {"COLLECTED": 0},
     "shardtensor.communication.gather_scatter": {"AT_ONCE": 16},
     "shardtensor.communication.merging": {"MERGED_AT_ONCE": 2, "_ARGUMENT_WORDS": 12},
