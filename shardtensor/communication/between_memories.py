@@ -48,8 +48,9 @@ class Outgoing:
 
     def wait(self, destination: Device, sources: Iterable[Device]) -> None:
         """Orders a device after the packing of the arrays of other devices."""
+        wait, tokens = self._backend.wait, self._tokens
         for source in sources:
-            self._backend.wait(destination, self._tokens[source])  # safeguard: exchanged arrays are awaited
+            wait(destination, tokens[source])  # safeguard: exchanged arrays are awaited
 
     def place(self, numbers: Sequence[int], outs: Sequence[Any], destination: Device) -> None:
         """Copies some of the arrays, given by their numbers, into views of arrays on another device, which is current.

@@ -94,6 +94,7 @@ class _Receiver(NamedTuple):
         here: the parts in its memory, each with its place.
         numbers, sources, places: of the parts that are sent to it the numbers, devices, and places; the place of a part
             that is the whole array is None.
+        awaited: these devices, each once.
         one: whether its array is one part.
     """
 
@@ -103,6 +104,7 @@ class _Receiver(NamedTuple):
     numbers: tuple[int, ...]
     sources: tuple[Device, ...]
     places: tuple[Any, ...]
+    awaited: tuple[Device, ...]
     one: bool
 
 
@@ -199,14 +201,14 @@ class TransferPlan(RecordedPlan):
         """
         sent, sources, packs, receivers = self._routes
         outgoing = Outgoing(backend, [operands[part.operand][part.j] for part in sent], sources, packs)
-        results = []
+        packed, view, results = outgoing.packed, backend.view, []
         for row in receivers:
             device = row.device
             with backend.on(device):
-                outgoing.wait(device, dict.fromkeys(row.sources))
+                outgoing.wait(device, row.awaited)
                 if row.one:
                     if row.numbers:
-                        array = backend.to_device(outgoing.packed[row.numbers[0]], row.sources[0], device)
+                        array = backend.to_device(packed[row.numbers[0]], row.sources[0], device)
                     else:
                         array = row.here[0][0].of(operands, backend)
                         # Replicas must be reduced in the same order on every device.
@@ -219,8 +221,8 @@ class TransferPlan(RecordedPlan):
                 for part, to in row.here:
                     backend.store(out, to, part.of(operands, backend))
                 if row.numbers:
-                    arrays = [outgoing.packed[number] for number in row.numbers]
-                    outs = [out if to is None else backend.view(out, to) for to in row.places]
+                    arrays = [packed[number] for number in row.numbers]
+                    outs = [out if to is None else view(out, to) for to in row.places]
                     backend.place(arrays, row.sources, outs, device)
             results.append(out)
         return tuple(results)
@@ -241,12 +243,14 @@ class TransferPlan(RecordedPlan):
         for k, (row, away) in enumerate(zip(rows, far, strict=True)):
             pieces, shape = self.incoming[k], self.result.shape(k)
             others = list(itertools.compress(row, away))
+            senders = [part.device for part in others]
             receiver = _Receiver(
                 device=self.result.devices[k],
                 shape=shape,
                 here=tuple([(part, piece.to) for part, piece, a in zip(row, pieces, away, strict=True) if not a]),
                 numbers=tuple([numbers[_key_of(part)] for part in others]),
-                sources=tuple([part.device for part in others]),
+                sources=tuple(senders),
+                awaited=tuple(dict.fromkeys(senders)),
                 places=tuple([_unless_whole(piece.to, shape) for piece in itertools.compress(pieces, away)]),
                 one=self.is_one_piece(k) and None not in pieces[0].index,
             )
