@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -17,7 +19,7 @@ from pathlib import Path
 import harness
 import machine
 import scaling_cases
-from cpu import Measurer, Start, Workers, start_columns
+from cpu import Start, Workers, start_columns
 from cpu_cases import FULL, GIB, KIB, MIB, Sizes
 from harness import DEVICES, NUMPY, PROJECT
 from report import FASTER, SLOWER
@@ -75,6 +77,15 @@ class Mark:
     units: int
     work: int
 
+    @property
+    def row(self) -> str:
+        """The name of its row: curves over sizes and over devices have cases in common."""
+        return self.case if self.units == 1 else f"{self.case}, divided"
+
+    def figure(self, cell: Cell) -> Cell:
+        """Returns the cell of its row, given that of the calls of its case."""
+        return dataclasses.replace(cell, samples=tuple([seconds / self.units for seconds in cell.samples]))
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -95,7 +106,7 @@ class Curve:
 
         None if fewer than two of them have a figure.
         """
-        figures = ((mark, table.cells.get((mark.case, column), Cell()).median) for mark in self.marks)
+        figures = ((mark, table.cells.get((mark.row, column), Cell()).median) for mark in self.marks)
         times = [(mark.work, figure * mark.units) for mark, figure in figures if figure]
         upper = times[-max((len(times) + 1) // 2, 2) :]
         if len({work for work, _ in upper}) < 2:
@@ -170,16 +181,18 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = start_workers) -
         "element": "an element of a square operand; of a product, a multiplication",
         "rounds": str(effort.rounds),
     }
-    marks = {mark.case: mark for curve in found for mark in curve.marks}
-    cells: Cells = {}
+    calls: Cells = {}
     with start(sizes) as workers:
         for group in scaling_cases.groups(sizes):
             pairs = itertools.product(group, workers)
-            samplers = {(case, column): _per_unit(workers[column], marks[case]) for case, column in pairs}
-            cells |= harness.interleave(samplers, effort.rounds, group[0])
-    cells |= {(f"processes {n}", PROJECT): _job(n, effort.rounds) for n in sizes.processes}
-    rows = [Row(mark.case, f"{curve.title}, {_coordinate(curve, mark)}") for curve in found for mark in curve.marks]
-    table = Table(TITLE, environment, (PROJECT, NUMPY), tuple(rows), cells)
+            samplers = {(case, column): functools.partial(workers[column].sample, case) for case, column in pairs}
+            calls |= harness.interleave(samplers, effort.rounds, group[0])
+    calls |= {(f"processes {n}", PROJECT): _job(n, effort.rounds) for n in sizes.processes}
+    marks = [mark for curve in found for mark in curve.marks]
+    columns = (PROJECT, NUMPY)
+    cells = {(m.row, c): m.figure(calls[m.case, c]) for m in marks for c in columns if (m.case, c) in calls}
+    rows = [Row(mark.row, f"{curve.title}, {_coordinate(curve, mark)}") for curve in found for mark in curve.marks]
+    table = Table(TITLE, environment, columns, tuple(rows), cells)
     return table, exponents(table, found)
 
 
@@ -193,10 +206,6 @@ def exponents(table: Table, found: Sequence[Curve]) -> Table:
             exponent = curve.exponent(table, column)
             cells[title, column] = Cell(() if exponent is None else (max(exponent, 0.0),))
     return Table(GROWTH_TITLE, table.environment, table.columns, tuple(rows), cells, table.columns[1:])
-
-
-def _per_unit(worker: Measurer, mark: Mark) -> harness.Sampler:
-    return lambda: worker.sample(mark.case) / mark.units
 
 
 def _coordinate(curve: Curve, mark: Mark) -> str:
@@ -258,7 +267,7 @@ def draw(table: Table, path: Path, found: Sequence[Curve]) -> None:
         exponent = curve.exponent(table, PROJECT)
         is_linear = exponent is None or exponent <= LINEAR
         for column, color, dashes in ((PROJECT, FASTER if is_linear else SLOWER, "-"), (NUMPY, PLAIN, "--")):
-            figures = [(mark.x, table.cells.get((mark.case, column), Cell()).median) for mark in curve.marks]
+            figures = [(mark.x, table.cells.get((mark.row, column), Cell()).median) for mark in curve.marks]
             measured = [(x, seconds) for x, seconds in figures if seconds is not None]
             if measured:
                 axes.plot(*zip(*measured, strict=True), dashes, color=color, marker=".", label=column)

@@ -32,7 +32,11 @@ def test_every_case_runs(modules: tuple[Any, Any, Any], tmp_path: Path, monkeypa
     assert jobs == list(sizes.processes)
     for row in points.rows:
         assert points.cell(row, scaling.PROJECT).median is not None, row.name
-    assert {row.name for row in points.rows} == {*made[scaling.PROJECT], *[f"processes {n}" for n in jobs]}
+    marks = {mark.row: mark for curve in scaling.curves(sizes) for mark in curve.marks}
+    assert [row.name for row in points.rows] == list(marks)  # Curves that have a case in common have rows of their own.
+    assert {mark.case for mark in marks.values()} == {*made[scaling.PROJECT], *[f"processes {n}" for n in jobs]}
+    divided = next(mark for mark in marks.values() if mark.row != mark.case and mark.case in marks)
+    assert points.cells[divided.row, scaling.PROJECT].median < points.cells[divided.case, scaling.PROJECT].median
     assert set(made[scaling.NUMPY]) < set(made[scaling.PROJECT])
     for name, case in made[scaling.NUMPY].items():
         np.testing.assert_allclose(np.asarray(made[scaling.PROJECT][name]()), case(), rtol=1e-4)
@@ -50,7 +54,7 @@ def test_exponents(modules: tuple[Any, Any, Any]) -> None:
     curve = scaling.Curve("f", "things", marks)
 
     def table(seconds: Any) -> Any:
-        cells = {(m.case, scaling.PROJECT): scaling.Cell((seconds(m.x) / m.units,)) for m in marks}
+        cells = {(m.row, scaling.PROJECT): scaling.Cell((seconds(m.x) / m.units,)) for m in marks}
         return scaling.Table("", {}, (scaling.PROJECT, scaling.NUMPY), (), cells)
 
     assert curve.exponent(table(lambda n: 3.0 * n**1.5), scaling.PROJECT) == pytest.approx(1.5)
