@@ -247,7 +247,14 @@ class Namespace(Ordering):
 
     def cumsum(self, x: Any, /, *, axis: int, dtype: Any = None) -> Any:
         """See NumPy."""
-        return torch.cumsum(self._terms("cumsum", x, dtype), axis)
+        terms = self._terms("cumsum", x, dtype)
+        sums = torch.cumsum(terms, axis)
+        if terms.is_floating_point() and terms.numel() and terms.ndim and terms.device.type == "cpu":
+            zeros = (terms == 0) & torch.signbit(terms)
+            if bool(zeros.select(axis, 0).any()):
+                # PyTorch adds to 0.0, which loses the sign of the sums of -0.0 alone.
+                sums.detach()[torch.cummin(zeros.to(torch.uint8), axis).values.bool()] = -0.0
+        return sums
 
     def cumprod(self, x: Any, /, *, axis: int, dtype: Any = None) -> Any:
         """See NumPy."""

@@ -190,6 +190,17 @@ def test_logcumsumexp_is_the_first_function_that_is_called() -> None:
 
 
 @everywhere
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_of_negative_zeros_are_negative_zeros(backend: str, dtype: str) -> None:
+    host = np.array([[-0.0, -0.0, 0.0], [-0.0, 0.0, -0.0], [-0.0, 1.0, -1.0], [-0.0, -0.0, -0.0]], dtype)
+    for axis, spec in ((0, P(None, "x")), (1, P("x"))):
+        x = st.device_put(host, st.NamedSharding(mesh_of((2,), backend), spec))
+        found, wanted = np.asarray(st.cumulative_sum(x, axis=axis)), np.cumsum(host, axis=axis)
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+@everywhere
 def test_inside_of_maps(backend: str) -> None:
     x = np.arange(12.0).reshape(6, 2)
     parts = st.shard(x, devices=st.devices(backend)[:3])
