@@ -249,11 +249,10 @@ class Namespace(Ordering):
         """See NumPy."""
         terms = self._terms("cumsum", x, dtype)
         sums = torch.cumsum(terms, axis)
-        if terms.is_floating_point() and terms.numel() and terms.ndim and terms.device.type == "cpu":
-            zeros = (terms == 0) & torch.signbit(terms)
-            if bool(zeros.select(axis, 0).any()):
-                # PyTorch adds to 0.0, which loses the sign of the sums of -0.0 alone.
-                sums.detach()[torch.cummin(zeros.to(torch.uint8), axis).values.bool()] = -0.0
+        on_host = terms.is_floating_point() and terms.numel() and terms.ndim and terms.device.type == "cpu"
+        if on_host and bool(_negative_zeros(terms.select(axis, 0)).any()):
+            # PyTorch adds to 0.0, which loses the sign of sums of -0.0 alone. They begin with the first terms.
+            sums.detach()[torch.cummin(_negative_zeros(terms).to(torch.uint8), axis).values.bool()] = -0.0
         return sums
 
     def cumprod(self, x: Any, /, *, axis: int, dtype: Any = None) -> Any:
@@ -417,6 +416,11 @@ def _with_dtypes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     if kwargs.get("dtype") is not None:
         kwargs["dtype"] = to_torch(kwargs["dtype"])
     return function(*args, **kwargs)
+
+
+def _negative_zeros(x: Any) -> Any:
+    """Returns where a real tensor is -0.0."""
+    return (x == 0) & torch.signbit(x)
 
 
 def _wide(x: Any) -> Any:

@@ -284,9 +284,8 @@ class Backend(abc.ABC):
         """Copies arrays in row-major order into views of arrays on another device, which is current and ordered after
         the sources. They broadcast to the shapes of the views.
         """
-        to_device = self.to_device
         for array, source, out in zip(arrays, sources, outs, strict=True):
-            out[...] = to_device(array, source, destination)
+            out[...] = self.to_device(array, source, destination)
 
     # -- arrays ------------------------------------------------------------------------------------
 

@@ -427,17 +427,19 @@ def _merges(tree: Tree) -> tuple[list[tuple[int, int, int]], int]:
     partial results there are.
     """
     merges: list[tuple[int, int, int]] = []
+    count, held, most = len(tree), 0, 0  # totals that are held at a time, and the most of them
 
-    def total(k: int, target: int) -> int:
-        """Adds the merges of the subtree of a contribution; returns the number of its total."""
-        number = k
-        for other in tree[k]:
-            merges.append((number, total(other, target + 1), target))
-            number = target
-        return number
+    def merge(earlier: int, later: int) -> int:
+        nonlocal held, most
+        totals = [number for number in (earlier, later) if number >= count]
+        target = totals[0] if totals else count + held
+        held += 1 - len(totals)
+        most = max(most, held)
+        merges.append((earlier, later, target))
+        return target
 
-    total(0, len(tree))
-    return merges, max(target for *_, target in merges) - len(tree)
+    combine(tree, lambda k: k, merge)
+    return merges, most - 1
 
 
 def _joined(joins: Sequence[Sequence[Any]], axis: int, tiled: bool) -> list[Any]:

@@ -201,7 +201,7 @@ class TransferPlan(RecordedPlan):
         """
         sent, sources, packs, receivers = self._routes
         outgoing = Outgoing(backend, [operands[part.operand][part.j] for part in sent], sources, packs)
-        packed, view, results = outgoing.packed, backend.view, []
+        packed, results = outgoing.packed, []
         for row in receivers:
             device = row.device
             with backend.on(device):
@@ -222,7 +222,7 @@ class TransferPlan(RecordedPlan):
                     backend.store(out, to, part.of(operands, backend))
                 if row.numbers:
                     arrays = [packed[number] for number in row.numbers]
-                    outs = [out if to is None else view(out, to) for to in row.places]
+                    outs = [out if to is None else backend.view(out, to) for to in row.places]
                     backend.place(arrays, row.sources, outs, device)
             results.append(out)
         return tuple(results)

@@ -46,6 +46,13 @@ def test_meshes_leave_out_processes(
     assert text.count("passed") == processes * text.count("[0] passed") > 0
 
 
+@pytest.mark.parametrize("count", [2])
+def test_compiled_functions_on_the_devices_of_one_process(devices: int) -> None:
+    status, text = launch("mpi", 2, CHECKS, "compiled_functions_on_the_devices_of_one_process")
+    assert status == 0, text
+    assert text.count("passed") == 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2])
 @pytest.mark.parametrize("backend", ["checked", "torch"])

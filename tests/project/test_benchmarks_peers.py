@@ -127,6 +127,13 @@ def test_the_others_are_measured_beside_a_peer_that_fails(
         assert time.perf_counter() - began < 60  # the children of the script have been killed, too
 
 
+def test_slow_rounds_are_fewer(harness: Any) -> None:
+    """A time that is over ends the rounds after the least number of them; without one, all are made."""
+    for seconds, rounds in ((0.0, harness.LEAST_ROUNDS), (60.0, 9), (float("inf"), 9)):
+        cells = harness.interleave({"case": lambda: 1.0}, 9, "", seconds)
+        assert len(cells["case"].samples) == rounds
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "message"),
     [

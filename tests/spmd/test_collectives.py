@@ -17,7 +17,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.backend.registry import load, shared_memory
-from shardtensor.communication.all_reduce import CHUNKED_FROM
+from shardtensor.communication import array_communicator
+from shardtensor.communication.all_reduce import CHUNKED_FROM, combine
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -1054,3 +1055,18 @@ def test_the_cost_of_checks_is_proportional_to_the_bytes_sent() -> None:
 
     few, many = calls(24), calls(48)
     assert many < 1.2 * 4 * few
+
+
+@hypothesis.given(some.data())
+def test_blocks_are_reduced_along_any_tree(data: Any) -> None:
+    """Partial results share memory, and the bits are those of the tree."""
+    parents = [data.draw(some.integers(0, k - 1)) for k in range(1, data.draw(some.integers(2, 9)))]
+    tree = tuple([tuple([k for k, parent in enumerate(parents, 1) if parent == j]) for j in range(len(parents) + 1)])
+    arrays = [np.random.default_rng(k).normal(size=53).astype("f4") for k in range(len(tree))]
+    before = [array.copy() for array in arrays]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(array_communicator, "_BLOCK", 64)
+        patch.setattr(array_communicator, "_BLOCKS", 2)
+        found = array_communicator._reduced(np.add, arrays, tree)
+    np.testing.assert_array_equal(found, combine(tree, arrays.__getitem__, np.add))
+    np.testing.assert_array_equal(arrays, before)

@@ -110,15 +110,13 @@ class Agreement:
         Raises:
             DistributedError: there was an error before, or another thread is in such a call.
         """
-        if self.broken or (self._thread is not None and self._is_others()) or not self._lock.acquire(blocking=False):
+        if self.broken or self._is_others() or not self._lock.acquire(blocking=False):
             self._refuse(call)
         # The hash is computed at the next exchange: most calls move nothing between processes, and are short.
-        if self._errors:
-            self._append()
-        self._noted.append(call)
-        number = self._calls + len(self._noted)
+        self._append(call)
         if len(self._noted) >= _KEPT:
             self._hash_noted()
+        number = self._calls + len(self._noted)
         self._lock.release()
         return number
 

@@ -171,8 +171,6 @@ def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     of rows of `_ROW` elements. Returns None for other dimensions, dtypes and strides, and if it has no elements.
     """
     kept = x.ndim - len(axes)
-    if axes and axes[-1] != x.ndim - 1:
-        return None
     if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype.char not in "fd" or not x.flags.c_contiguous:
         return None
     lines = x.reshape(*x.shape[:kept], -1)

@@ -134,7 +134,7 @@ def call_numpy(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if known is None:
         return _call_translated(function, args, kwargs)
     ours, count, named = known
-    for (_, default, kind, is_operand), value in zip(named, (*args, *kwargs.values()) if kwargs else args):  # noqa: B905
+    for (_, default, kind, is_operand), value in zip(named, (*args, *kwargs.values()), strict=False):
         given = type(value)
         if given is not ShardedTensor and (
             value is default

@@ -276,21 +276,16 @@ def _variances(
         if len(states) > 1:
             means, spreads = [np.concatenate([state[k] for state in states]) for k in (0, 1)]
         for by_later, by_both in factors:
-            count = len(means)
-            if count % 2:
-                end, last = count - 1, (means[-1:], spreads[-1:])
-                earlier, pairs = means[:end:2], spreads[:end:2] + spreads[1::2]
-            else:
-                earlier, pairs, last = means[::2], spreads[::2] + spreads[1::2], None
+            count, end = len(means), 2 * len(by_later)
+            earlier, pairs = means[:end:2], spreads[:end:2] + spreads[1::2]
             delta = means[1::2] - earlier
-            if count > 2:  # The last mean is not needed.
-                means = earlier + delta * by_later
+            merged = earlier + delta * by_later if count > 2 else earlier  # The last mean is not needed.
             delta *= delta
             delta *= by_both
             pairs += delta
-            spreads = pairs
-            if last:
-                means, spreads = np.concatenate([means, last[0]]), np.concatenate([spreads, last[1]])
+            if count > end:  # The last state has no partner.
+                merged, pairs = np.concatenate([merged, means[end:]]), np.concatenate([pairs, spreads[end:]])
+            means, spreads = merged, pairs
         return finish((sum(counts), None, spreads.reshape(value.shape)))
 
     return result
