@@ -80,8 +80,9 @@ class Effort:
 
 HEAVY = ("grid",)
 
-LIMIT = 6.0
-"""The seconds after which a sample ends without a figure; it has at least three calls."""
+LIMIT, HEAVY_LIMIT = 6.0, 20.0
+"""The seconds after which a sample, also one of the groups in `HEAVY`, ends without a figure; it has at least three
+calls."""
 
 GROUP_SECONDS = 60.0
 """The seconds after which no round of a group begins, so that the table takes less than 20 minutes."""
@@ -136,8 +137,8 @@ def check_equal(group: str, workers: Mapping[str, Worker]) -> Cells:
 
 def measure_group(group: str, workers: Mapping[str, Worker], effort: Effort) -> Cells:
     """Measures the rows of a group."""
-    rounds = effort.heavy if group in HEAVY else effort.rounds
-    return harness.sample_cases(jit_cases.GROUPS[group], workers, rounds, group, LIMIT, GROUP_SECONDS)
+    rounds, limit = (effort.heavy, HEAVY_LIMIT) if group in HEAVY else (effort.rounds, LIMIT)
+    return harness.sample_cases(jit_cases.GROUPS[group], workers, rounds, group, limit, GROUP_SECONDS)
 
 
 def measure_once(effort: Effort) -> Cells:
