@@ -400,15 +400,14 @@ def test_integers_and_bools_are_reduced_in_long_rows(dtype: str) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 64])
 @pytest.mark.parametrize(("count", "unit"), [(1, 1), (7, 1), (1000, 1), (1 << 24, 4096), (4097, 4096)])
 def test_pieces_get_shorter_and_contain_each_step_once(count: int, unit: int, threads: int) -> None:
-    with st.set_num_threads(threads):
-        for seconds in (1e-6, 1e-3, 0.05):
-            ends = c_executor._pieces(count, unit, seconds)
-            sizes = np.diff(ends)
-            assert (ends[0], ends[-1]) == (0, count)
-            assert (sizes > 0).all()
-            assert (sizes[1:] <= sizes[:-1]).all()
-            assert not (sizes[:-1] % unit).any()
-            assert (sizes * seconds <= np.maximum(c_executor._PIECE * count, unit * seconds) + unit * seconds).all()
+    for seconds in (1e-6, 1e-3, 0.05):
+        ends = c_executor._pieces(count, unit, seconds, threads)
+        sizes = np.diff(ends)
+        assert (ends[0], ends[-1]) == (0, count)
+        assert (sizes > 0).all()
+        assert (sizes[1:] <= sizes[:-1]).all()
+        assert not (sizes[:-1] % unit).any()
+        assert (sizes * seconds <= np.maximum(c_executor._PIECE * count, unit * seconds) + unit * seconds).all()
 
 
 def test_sums_of_long_rows_are_accurate() -> None:

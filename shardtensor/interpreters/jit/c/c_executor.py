@@ -155,7 +155,7 @@ class CompiledKernel:
         if geometry.row_size >= _LONG_ROW and rows < 4 * num_threads():
             self._divide_rows(geometry, pointers)
             return
-        ends = _pieces(rows, 1 if self.kernel.row_ndim else _ALIGNED, geometry.seconds)
+        ends = _pieces(rows, 1 if self.kernel.row_ndim else _ALIGNED, geometry.seconds, num_threads())
         each(lambda k: self._call(geometry.array, pointers, ends[k], ends[k + 1]), len(ends) - 1)
 
     def _divide_rows(self, geometry: _Geometry, pointers: Any) -> None:
@@ -169,7 +169,7 @@ class CompiledKernel:
         segments = -(-n // SEGMENT)
         totals = np.empty(reductions + reductions * segments, np.int64)
         memory = address(scratch), address(totals), address(totals) + 8 * reductions
-        ends = _pieces(segments, 1, geometry.seconds)
+        ends = _pieces(segments, 1, geometry.seconds, num_threads())
         for offsets in geometry.offsets():
             places = self._pointers(*[p + offset for p, offset in zip(pointers, offsets, strict=True)])
 
@@ -192,7 +192,8 @@ class CompiledKernel:
             raise DeviceMemoryError(f"jit: no memory for the intermediate results of a row of {self.kernel}")
 
 
-def _pieces(count: int, unit: int, seconds: float) -> list[int]:
+@functools.lru_cache(1024)
+def _pieces(count: int, unit: int, seconds: float, threads: int) -> tuple[int, ...]:
     """Returns where the pieces of a loop begin, and where the last one ends. Threads take one after the other, and the
     later ones are shorter, so that all threads end at about the same time also where one of them starts late or shares
     its core.
@@ -201,13 +202,14 @@ def _pieces(count: int, unit: int, seconds: float) -> list[int]:
         count: the number of steps of the loop, such as elements or rows.
         unit: the number of which each piece but the last one has a multiple.
         seconds: the estimated time of all steps in one thread.
+        threads: the number of threads.
     """
     most, least = count * _PIECE / seconds, count * _LAST_PIECE / seconds
     ends = [0]
     while ends[-1] < count:
-        size = min(max((count - ends[-1]) / (2 * num_threads()), least), most)
+        size = min(max((count - ends[-1]) / (2 * threads), least), most)
         ends.append(min(ends[-1] + max(math.ceil(size / unit), 1) * unit, count))
-    return ends
+    return tuple(ends)
 
 
 @dataclass(frozen=True, slots=True)
