@@ -53,7 +53,7 @@ class _Generator:
     def words(self, key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
         before = (counter - 1) % _COUNTERS  # NumPy increments the counter first.
         # NumPy reads the words one by one, which takes less time of a tuple than of an array.
-        self._words["counter"] = tuple([before >> shift & WORD for shift in (0, 64, 128, 192)])
+        self._words["counter"] = before & WORD, before >> 64 & WORD, before >> 128 & WORD, before >> 192
         self._words["key"] = (key & WORD, key >> 64)
         self._philox.state = self._state
         return self._philox.random_raw(blocks * WORDS)
@@ -104,9 +104,13 @@ def scrambled(xp: Any, a: Any, b: Any, number: int) -> tuple[Any, Any]:
         number: which of several functions makes them. They must be different for words that are used together, since
             the same function applied to words that it made gives one of those from which it made them.
     """
-    start, numbers = signed(number * MIXING[0] & WORD), _MIXING if xp is np else MIXING
-    b = b ^ _mixed(a, start, *numbers[1:])
-    return a ^ _mixed(b, start, *numbers[1:]), b
+    b = scrambled_second(xp, a, b, number)
+    return scrambled_second(xp, b, a, number), b
+
+
+def scrambled_second(xp: Any, a: Any, b: Any, number: int) -> Any:
+    """Returns the second word of each pair of `scrambled`, in half the time."""
+    return b ^ _mixed(a, signed(number * MIXING[0] & WORD), *(_MIXING if xp is np else MIXING)[1:])
 
 
 def _mixed(x: Any, start: Any, first: Any, second: Any, last: Any, half: Any) -> Any:

@@ -243,9 +243,9 @@ def checked_shape(shape: Any, caller: str = "") -> Shape:
     name = f"{caller}: shape" if caller else "shape"
     check_no_iterator(shape, name)
     sizes = tuple(integers(shape, name))
-    if any(n < 0 for n in sizes):
+    if min(sizes, default=0) < 0:
         raise ShapeError(f"{name} {sizes} has a negative size")
-    if any(n > sys.maxsize for n in sizes):
+    if max(sizes, default=0) > sys.maxsize:
         raise ShapeError(f"{name} {sizes} has a size above {sys.maxsize}, for which no machine has memory")
     return sizes
 

@@ -139,7 +139,9 @@ def integers(argument: Any, name: str) -> list[int]:
     """
     try:
         # Bytes, sets and dictionaries may have integers for items, but are not sequences of sizes, as for NumPy.
-        several = np.iterable(argument) and not isinstance(argument, (bytes, bytearray, Set, Mapping))
+        several = type(argument) is tuple or (
+            np.iterable(argument) and not isinstance(argument, (bytes, bytearray, Set, Mapping))
+        )
         return [operator.index(n) for n in (argument if several else (argument,))]
     except TypeError:
         text = of_value(argument) or f"{argument!r:.60}"

@@ -37,7 +37,7 @@ from shardtensor.functions.random.numbers_of_words import (
 )
 from shardtensor.functions.random.random_elements import Elements, fill
 from shardtensor.host.host_sorting import random_order
-from shardtensor.host.philox import SECOND, THIRD, scrambled, signed
+from shardtensor.host.philox import SECOND, THIRD, scrambled_second, signed
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.shard_context import ShardContext
@@ -240,7 +240,7 @@ def _quick_gamma(xp: Any, a: Any, b: Any, shape: Any) -> tuple[Any, Any]:
 
 
 def _propose_gamma(xp: Any, a: Any, b: Any, shape: Any) -> tuple[Any, Any]:
-    x, accepted = propose_normal(xp, a, scrambled(xp, a, b, SECOND)[1])
+    x, accepted = propose_normal(xp, a, scrambled_second(xp, a, b, SECOND))
     values, d, root, usual = _transformed(xp, a, b, shape, x)
     v = xp.where(root > 0, root, 1.0) ** 3
     accepted &= (root > 0) & (xp.log(positive(xp, b)) < x * x * 0.5 + d * (1.0 - v + xp.log(v)))
@@ -263,7 +263,7 @@ def _transformed(xp: Any, a: Any, b: Any, shape: Any, x: Any) -> tuple[Any, Any,
     values *= root
     values *= d
     if xp.any(small):
-        even = positive(xp, scrambled(xp, a, b, THIRD)[1])
+        even = positive(xp, scrambled_second(xp, a, b, THIRD))
         values *= xp.where(small, even ** (1.0 / xp.where(small, shape, 1.0)), 1.0)
     if not xp.all(usual):  # The distribution of shape 0 or infinity is the limit; negative shapes have none.
         values = xp.where(usual, values, xp.where(shape >= 0, shape, math.nan))
@@ -294,7 +294,7 @@ def _propose_truncated(xp: Any, first: Any, second: Any, lower: Any, upper: Any)
     share = fraction(xp, first)
     even = a + xp.where(short, b - a, 1.0) * share
     falling = a - xp.log1p(share * xp.expm1((a - b) * rate)) / rate
-    normal, proper = propose_normal(xp, first, scrambled(xp, first, second, SECOND)[1])
+    normal, proper = propose_normal(xp, first, scrambled_second(xp, first, second, SECOND))
     x = xp.where(short, even, xp.where(beside, falling, normal))
     low = xp.where(beside, a, 0.0)
     level = xp.where(short, (low - x) * (low + x), xp.where(beside, 0.0 - (x - rate) ** 2, 0.0)) * 0.5

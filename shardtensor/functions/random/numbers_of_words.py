@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtensor.functions.random.random_elements import places, redrawn
 from shardtensor.host.normals import END, ENDS, HEIGHTS, LAYERS
-from shardtensor.host.philox import SECOND, mulhilo, scrambled, signed
+from shardtensor.host.philox import SECOND, mulhilo, scrambled, scrambled_second, signed
 
 _LOW = 0xFFFFFFFF
 TURN = 2 * math.pi
@@ -97,7 +97,7 @@ def normal64(xp: Any, words: Any) -> Any:
     if not left.shape[0]:
         return x
     own = words[left]
-    other = scrambled(xp, own, words[left ^ 1], SECOND)[1]
+    other = scrambled_second(xp, own, words[left ^ 1], SECOND)
     return redrawn(xp, x, left, own, other, lambda a, b, left: propose_normal(xp, a, b))
 
 

@@ -147,13 +147,14 @@ def redrawn(
         propose: ``propose(a, b, left)`` returns the proposals of pairs of words for some places, and whether they are
             accepted.
     """
-    for attempt in range(2, _ATTEMPTS):
+    for attempt in range(1, _ATTEMPTS):
         if not left.shape[0]:
             return values
+        if attempt > 1:
+            a, b = philox.scrambled(xp, a, b, attempt)
         values[left], accepted = propose(a, b, left)
         again = places(xp, ~accepted)
-        left = left[again]
-        a, b = philox.scrambled(xp, a[again], b[again], attempt)
+        left, a, b = left[again], a[again], b[again]
     raise BackendError("nonzero() of the backend's namespace does not wait for the elements of its operand")
 
 
