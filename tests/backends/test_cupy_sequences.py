@@ -62,6 +62,30 @@ def test_convolutions(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(np.isnan(found), np.isnan(np.convolve(a, v)))
 
 
+@pytest.mark.parametrize("rows", [12, 3000])  # Small arrays are sorted; of others, elements are selected.
+def test_quantiles(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    many = np.linspace(0, 1, 9)
+    with machine(1, devices=1) as m:
+        calls = itertools.product(
+            ("f4", "f8", "f2", "i4", "i1", "u1"), (0.3, [0.1, 0.5, 0.9], many, many[:8]),
+            ("linear", "hazen", "midpoint", "nearest", "inverted_cdf"), (None, 0, 1), (False, True),
+        )  # fmt: skip
+        for dtype, q, method, axis, has_nan in spread(calls, 9):
+            host = (rng.integers(-99, 99, (rows, 7)) / (1 if dtype[0] in "iu" else 8)).astype(dtype)
+            if has_nan and dtype[0] == "f":
+                host[1, 2] = np.nan
+            x, names = st.device_put(host, m.devices[0]), launched(monkeypatch)
+            found = np.asarray(st.quantile(x, q, axis=axis, method=method))
+            np.testing.assert_array_equal(found, np.quantile(host, q, axis=axis, method=method), strict=True)
+            np.testing.assert_array_equal(np.asarray(st.median(x, axis=axis)), np.median(host, axis=axis), strict=True)
+            own = {name for name in names if name.startswith("shardtensor_quantile")}
+            assert bool(own) == (dtype != "f2")
+            of_many = [name for name in own if "quantile_mean" not in name]
+            assert not of_many or np.size(q) <= 8 or dtype == "f2"
+            assert of_many or dtype == "f2" or np.size(q) > 1
+
+
 def test_interpolation(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     with machine(1, devices=1) as m:

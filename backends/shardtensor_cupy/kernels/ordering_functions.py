@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from shardtensor_cupy.kernels import large_ufuncs
 from shardtensor_cupy.kernels.array_functions import ArrayFunctions
 from shardtensor_cupy.kernels.line_scans import LONG, Scans
 from shardtensor_cupy.kernels.line_sort import LineSort
+from shardtensor_cupy.kernels.quantile_kernels import Quantiles
 from shardtensor_cupy.kernels.searches import Searches
 
 __all__ = ["OrderingFunctions"]
@@ -26,6 +28,7 @@ class OrderingFunctions(ArrayFunctions):
         self._scans = Scans(cupy)
         self._searches = Searches(cupy)
         self._line_sort = LineSort(cupy)
+        self._quantiles = Quantiles(cupy)
 
     # -- scans and orders --------------------------------------------------------------------------
 
@@ -128,3 +131,11 @@ class OrderingFunctions(ArrayFunctions):
         if x.size < large_ufuncs.LARGE or points.size < 2:
             return None
         return self._searches.interpolated(self._in_rows(x), self._in_rows(points), self._in_rows(values), left, right)
+
+    def quantiles_between(
+        self, lines: Any, lower: Sequence[int], upper: Sequence[int], weights: Any, dtype: np.dtype[Any], mean: bool
+    ) -> Any:
+        """Returns the quantiles between elements of sorted lines, in the first dimension; None for many, and for some
+        dtypes.
+        """
+        return self._quantiles.between(lines, lower, upper, weights, dtype, mean)

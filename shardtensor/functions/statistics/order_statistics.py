@@ -38,7 +38,7 @@ from shardtensor.functions.statistics.nan_quantiles import nan_quantiles
 from shardtensor.functions.statistics.quantile_methods import (
     MEDIAN,
     METHODS,
-    interpolated,
+    between_places,
     places,
     quantile_dtype,
     quantiles_of_lines,
@@ -369,12 +369,9 @@ def _between_picks(
     upper: Any,
     method: str,
 ) -> Any:
-    lines = xp.moveaxis(picks, 0, -1)
-    a, b = [lines[..., xp.asarray(list(at), dtype=np.dtype("int64"))] for at in (lower, upper)]
-    nan = xp.isnan(lines[..., -1:]) if xp.isdtype(lines.dtype, "real floating") else None
     wide = np.dtype(width if np.dtype(width).kind == "f" else "float64")
-    distances = None if weights is None else xp.asarray(list(weights), dtype=wide)
-    return interpolated(xp, context, a, b, distances, width, method, nan)
+    distances = None if weights is None else np.asarray(weights, wide)
+    return between_places(xp, context, xp.moveaxis(picks, 0, -1), lower, upper, distances, width, method)
 
 
 @implements(median, "composite")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.errors import IndexingError
 from shardtensor.functions.building.monoids import may_be_nan
+from shardtensor.functions.building.own_kernels import own_kernel
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
@@ -194,11 +195,35 @@ def quantiles_of_lines(
         raise IndexingError(f"x has no elements along axis {axis}, of which a quantile could be taken")
     if 0 in lines.shape or 0 in context.local_shape:
         return xp.full(context.local_shape, math.nan, dtype=context.dtype)
+    if isinstance(q, (int, float, np.ndarray, np.generic)) and not (skip_nan and may_be_nan(xp, lines)):
+        numbers = np.reshape(q, (-1,))
+        lower, upper, weight = places(np, np.full(numbers.size, lines.shape[-1]), numbers, width, method)
+        return between_places(xp, context, lines, lower.tolist(), upper.tolist(), weight, width, method)
     count, nan = _counts(xp, lines, skip_nan)
     q = xp.reshape(xp.asarray(q), (-1,))
     lower, upper, weight = places(xp, count, q, width, method)
     a, b = [_at(xp, lines, at) for at in (lower, upper)]
     return interpolated(xp, context, a, b, weight, width, method, nan)
+
+
+def between_places(
+    xp: Any,
+    context: ShardContext | Result,
+    lines: Any,
+    lower: Sequence[int],
+    upper: Sequence[int],
+    weights: Any,
+    width: str,
+    method: str,
+) -> Any:
+    """Returns the quantiles between elements of sorted lines, whose places and distances are known on the host."""
+    own = own_kernel(xp, "quantiles_between", lines, lower, upper, weights, context.dtype, method == MEDIAN)
+    if own is not None:
+        return xp.reshape(own, context.local_shape)
+    a, b = [lines[..., xp.asarray(list(at), dtype=_INT)] for at in (lower, upper)]
+    nan = xp.isnan(lines[..., -1:]) if may_be_nan(xp, lines) else None
+    distances = None if weights is None else xp.asarray(weights)
+    return interpolated(xp, context, a, b, distances, width, method, nan)
 
 
 def interpolated(
