@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
@@ -239,13 +240,15 @@ def join(pieces: Sequence[Any], value: Aval, number: int) -> tuple[Any, int]:
 
 def views(backend: Backend, devices: Sequence[Device], buffers: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
     """Returns the view of a buffer that each device has: the part at its position."""
-    arrays = []
-    for device, (number, index) in zip(devices, parts, strict=True):
-        if index is None:
-            arrays.append(buffers[number])
-        else:
-            with backend.on(device):
-                arrays.append(backend.view(buffers[number], index))
+    arrays: list[Any] = []
+    for number, group in itertools.groupby(zip(devices, parts, strict=True), lambda pair: pair[1][0]):
+        (device, *_), places = zip(*group, strict=True)
+        buffer, indices = buffers[number], [index for _, index in places]
+        if all(index is None for index in indices):
+            arrays += [buffer] * len(indices)
+            continue
+        with backend.on(device):  # All devices that have a part of a buffer share its memory.
+            arrays += [buffer if index is None else backend.view(buffer, index) for index in indices]
     return arrays
 
 

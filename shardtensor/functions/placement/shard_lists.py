@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import own_devices
+from shardtensor.backend.registry import memory_space, own_devices
 from shardtensor.communication.between_processes.processes import is_common
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.core import implements, operator
@@ -158,18 +159,21 @@ def unsqueeze_each(tensors: Sequence[ShardedTensor], axis: int) -> list[ShardedT
     """Returns what `unsqueeze` returns of each tensor. Tensors of one array, such as the results of a map, are not
     operands of a call each, which takes many times as long as the view.
     """
-    index, results = (slice(None),) * axis + (None,), []
+    index = (slice(None),) * axis + (None,)
+    results: list[ShardedTensor] = []
     with reading(tensors):
-        for x in tensors:
-            storage, value = x._storage, x._aval
-            if type(storage) is Storage and value.sharding.mesh.size == 1 and not value.offloaded:
-                with value.backend.on(value.sharding.mesh.flat[0]):
-                    view = value.backend.view(storage.buffers[0], index)
-                result = tensor_of(_unsqueezed(value, axis), (view,))
+        for memory, group in itertools.groupby(tensors, lambda x: x._aval.memory):
+            some = list(group)
+            storages, value = [x._storage for x in some], some[0]._aval
+            if memory is None or not all(type(s) is Storage and len(s.buffers) == 1 for s in storages):
+                results += [unsqueeze(x, axis) for x in some]
+                continue
+            with value.backend.on(value.sharding.mesh.flat[0]):
+                views = [value.backend.view(storage.buffers[0], index) for storage in storages]
+            for x, storage, view in zip(some, storages, views, strict=True):
+                result = tensor_of(_unsqueezed(x._aval, axis), (view,))
                 link_parts(storage, (result,))
                 results.append(result)
-            else:
-                results.append(unsqueeze(x, axis))
     return results
 
 
@@ -183,11 +187,13 @@ def _unsqueezed(x: Aval, axis: int) -> Aval:
 
 def _views(x: ShardedTensor, index: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the view of every shard that an index selects, in mesh order."""
-    backend, arrays = x._aval.backend, []
-    for array, device in zip(shard_arrays(x), x.sharding.mesh.flat, strict=True):
-        with backend.on(device):
-            arrays.append(backend.view(array, index))
-    return tuple(arrays)
+    value, arrays = x._aval, iter(shard_arrays(x))
+    backend, views = value.backend, []
+    for _, group in itertools.groupby(value.sharding.mesh.flat, memory_space):
+        devices = list(group)
+        with backend.on(devices[0]):
+            views += [backend.view(next(arrays), index) for _ in devices]
+    return tuple(views)
 
 
 def device_row(devices: Any, caller: str) -> Mesh:
