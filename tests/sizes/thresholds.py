@@ -73,9 +73,12 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.host.host_searching": {
         "_BLOCK": 8, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1, "_SEARCHED": 2, "_BUCKETS": 4,
     },
+    "shardtensor.host.host_selection": {
+        "_SELECTED_FROM": 4, "_WINDOWS": 2, "_KEPT": 2, "_BLOCK": 64, "_ROWS": 8, "_SORTED_UP_TO": 2, "_REPEATED_FROM": 4,
+        "_SAMPLE": 2, "_DEVIATIONS": 1,
+    },
     "shardtensor.host.host_sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4,
-        "_SAMPLED_FROM": 4, "_SAMPLE": 2,
         "_RANGES": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
         "_PART": 2, "_PIECES": 2,
     },
@@ -177,7 +180,7 @@ OTHERS = {
         functions.random.discrete_distributions._FEW functions.random.discrete_distributions._LEAST_LIKELY functions.random.discrete_distributions._MOST
         functions.random.numbers_of_words._LOW functions.random.random_elements._ATTEMPTS functions.random.random_kernel._NARROW functions.random.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
-        host.philox._COUNTERS host.philox._LOW host.normals.END host.normals.LAYERS""",
+        host.philox._COUNTERS host.philox._LOW host.host_selection._BITS host.host_selection._MULTIPLIER host.normals.END host.normals.LAYERS""",
     "where series and continued fractions of special functions begin and end": """
         functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
     "coefficients of a published algorithm": "optim.orthogonalization.NS_COEFFS",
