@@ -88,9 +88,11 @@ def test_elements_of_rows_in_any_layout_are_selected(dtype: str, size: int, monk
             assert_selected(lines, ranks)
 
 
-@pytest.mark.parametrize("name", ["random", "nan", "ten values", "ranges", "sorted", "period of the sample", "runs"])
+@pytest.mark.parametrize("name", HARD)
 def test_samples_suffice(name: str) -> None:
-    """No partition of a whole line follows: the bounds are right, and few elements are copied."""
+    """No partition of a whole line follows: the bounds are right, and few elements are copied, also where one that is
+    repeated often is next to those of the ranks.
+    """
     n = 1 << 17
     line = HARD[name](n).astype("float64")
     for ranks in ([n // 2, n // 2 + 1, n - 1], ranks_of(n)[-1]):

@@ -102,7 +102,7 @@ def test_inexact_positions_are_left_to_numpy(monkeypatch: pytest.MonkeyPatch) ->
     low(monkeypatch)
     x = np.linspace(0, 1, 1000)
     assert uniform_bins.counts_in_bins(x, 1 << 14, 0, 1) is None  # more bins than positions can tell apart
-    assert uniform_bins.counts_in_bins(x + 1e15, 8, 1e15, 1e15 + 1) is None  # Elements are as far apart as edges.
+    assert uniform_bins.counts_in_bins(x + 1e15, 5, 1e15, 1e15 + 1) is None  # Edges are rounded to a third of a bin.
     assert uniform_bins.counts_in_bins(x, 8, 1.0, 1.0) is None
     assert uniform_bins.counts_in_bins(np.arange(9) + 2**60, 8, 2**60, 2**60 + 1) is None  # The range is 0 as a float.
     assert uniform_bins.counts_in_bins(x.astype("complex64"), 8, 0, 1) is None
