@@ -84,6 +84,7 @@ def test_quantiles_of_long_lines_are_selected_by_samples(
     backend: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_selection, "_SELECTED_FROM", 10_000)
+    monkeypatch.setattr(host_selection, "_INTEGERS_FROM", 10_000)
     monkeypatch.setattr(host_selection, "_BLOCK", 1 << 14)
     for kind in kinds_of(dtype):
         for shape, axis in ((LARGE, None), ((3, 23_000), 1)):

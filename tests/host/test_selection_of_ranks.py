@@ -18,7 +18,15 @@ from tests.host.test_sorting import LINES
 
 RANDOM = np.random.default_rng(0)
 
-LOW = {"_SELECTED_FROM": 64, "_BLOCK": 1000, "_ROWS": 3000, "_SORTED_UP_TO": 4, "_REPEATED_FROM": 128, "_SAMPLE": 16}
+LOW = {
+    "_SELECTED_FROM": 64,
+    "_INTEGERS_FROM": 64,
+    "_BLOCK": 1000,
+    "_ROWS": 3000,
+    "_SORTED_UP_TO": 4,
+    "_REPEATED_FROM": 128,
+    "_SAMPLE": 16,
+}
 
 HARD: dict[str, Callable[[int], Any]] = {
     **{name: lambda n, line=line: line(n, 2) for name, line in LINES.items()},
@@ -161,7 +169,7 @@ def test_elements_of_any_bits_are_selected(
 ) -> None:
     """Numbers that are repeated, infinities, NaN of any bits and subnormal numbers, in lines of all lengths."""
     with pytest.MonkeyPatch.context() as monkeypatch, np.errstate(invalid="ignore"):
-        low(monkeypatch, _SELECTED_FROM=1, _BLOCK=data.draw(some.sampled_from([1, 64, 1000])))
+        low(monkeypatch, _SELECTED_FROM=1, _INTEGERS_FROM=1, _BLOCK=data.draw(some.sampled_from([1, 64, 1000])))
         line = np.tile(np.array(numbers, np.uint64).view(dtype), copies)
         if is_shuffled:
             line = np.random.default_rng(copies).permutation(line)

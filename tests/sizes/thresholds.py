@@ -74,7 +74,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
         "_BLOCK": 8, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1, "_SEARCHED": 2, "_BUCKETS": 4,
     },
     "shardtensor.host.host_selection": {
-        "_SELECTED_FROM": 4, "_WINDOWS": 2, "_KEPT": 2, "_BLOCK": 64, "_ROWS": 8, "_SORTED_UP_TO": 2, "_REPEATED_FROM": 4,
+        "_SELECTED_FROM": 4, "_INTEGERS_FROM": 4, "_WINDOWS": 2, "_KEPT": 2, "_BLOCK": 64, "_ROWS": 8, "_SORTED_UP_TO": 2, "_REPEATED_FROM": 4,
         "_SAMPLE": 2, "_DEVIATIONS": 1,
     },
     "shardtensor.host.host_sorting": {
