@@ -33,7 +33,7 @@ _DEVIATIONS = 3.5
 _KEPT = 4
 """The least quotient of the elements of a line and those of them that are copied."""
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 19
 """Bytes of a block of a line, which stays in the cache while it is compared with all bounds."""
 
 _ROWS = 1 << 19

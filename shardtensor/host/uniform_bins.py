@@ -19,7 +19,7 @@ from shardtensor.host.threads import each
 _COUNTED_FROM = 1 << 17
 """Elements from which counting by positions saves time."""
 
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
 """Elements of a block, whose positions stay in the cache until they are counted."""
 
 _PART = 1 << 18
@@ -77,7 +77,7 @@ class _Bins(NamedTuple):
         """Returns the counts of a part, block by block."""
         count, most = len(self.edges) - 1, min(_BLOCK, x.size)
         numbers, positions = np.empty(most, self.origin.dtype), np.empty(most, np.int32)
-        upper, near, bins = np.empty(most, np.int32), np.empty(most, np.bool_), np.empty(most, np.intp)
+        near, bins = np.empty(most, np.bool_), np.empty(most, np.intp)
         counts, compared = np.zeros(count + 1, np.intp), []  # Of the last edge alone, too.
         for begin in range(0, x.size, most):
             some = self._inside(x[begin : begin + most])
@@ -85,13 +85,13 @@ class _Bins(NamedTuple):
             np.subtract(some, self.origin, out=numbers[:n], casting="unsafe", dtype=numbers.dtype)
             np.multiply(numbers[:n], self.scale, out=numbers[:n])
             np.copyto(positions[:n], numbers[:n], casting="unsafe")
-            np.right_shift(positions[:n], _BITS, out=upper[:n])
-            np.copyto(bins[:n], upper[:n])
+            np.right_shift(positions[:n], _BITS, out=bins[:n])
             np.bitwise_and(positions[:n], (1 << _BITS) - 1, out=positions[:n])
             np.less(positions[:n], 2 * self.margin, out=near[:n])
-            if np.count_nonzero(near[:n]) * _SPARSE > n:
+            number = np.count_nonzero(near[:n])
+            if number * _SPARSE > n:
                 bins[:n] -= self._is_below(some, bins[:n])
-            else:
+            elif number:
                 at = np.flatnonzero(near[:n])
                 compared.append((some.take(at), bins.take(at)))
             counts += np.bincount(bins[:n], minlength=count + 1)
