@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.host import memory_pool
+from shardtensor.host.host_selection import partition
 from shardtensor.host.threads import each, num_threads
 
 _BLOCK = 1 << 17
@@ -30,12 +31,6 @@ _SHORT = 1 << 12
 
 _DIVIDED_FROM = 1 << 16
 """Elements from which sorting is divided over threads."""
-
-_SAMPLED_FROM = 1 << 14
-"""Elements of a row from which a sample shows whether one of them is repeated often."""
-
-_SAMPLE = 256
-"""Elements of the sample."""
 
 _RANGES = 16
 """The number of ranges into which the elements of one long line are distributed before their indices are sorted."""
@@ -168,7 +163,7 @@ def _sorted_line(x: Any) -> Any:
 
     def divide(k: int) -> None:
         np.copyto(pieces[k], slices[k])
-        _select(pieces[k][None], cuts[k][1:-1])
+        partition(pieces[k][None], cuts[k][1:-1])
 
     def order(k: int) -> None:
         parts = [piece[cut[k] : cut[k + 1]] for piece, cut in zip(pieces, cuts, strict=True)]
@@ -404,49 +399,3 @@ def order_of_numbers(x: Any) -> Any:
     words = _words(x, 0, False)
     words.sort()
     return _indices_of(words)
-
-
-# -- selection -------------------------------------------------------------------------------------
-
-
-def elements_of_ranks(lines: Any, ranks: list[int]) -> Any:
-    """Returns the elements that are at the given places, which are in ascending order, of each row of a matrix in
-    order. The elements are real numbers.
-    """
-    if lines.dtype == np.float16:  # See `_sort`.
-        return sort(lines, 1)[:, ranks]
-    last, copied = lines.shape[1] - 1, lines.copy()
-    _select(copied, [rank for rank in ranks if rank != last])
-    elements = copied[:, ranks]
-    if ranks and ranks[-1] == last:  # The greatest element takes one pass, and is NaN if any element is.
-        np.max(lines, axis=1, out=elements[:, -1])
-    return elements
-
-
-def _select(lines: Any, ranks: list[int]) -> None:
-    """Rearranges rows so that the elements of the ranks are in their places.
-
-    NumPy takes five times as long to partition by several ranks as by one of them after the other; and it sorts rows in
-    less time than it partitions them by an element that is repeated often.
-    """
-    if not ranks:
-        return
-    middle = len(ranks) // 2
-    rank = ranks[middle]
-    if lines.shape[1] >= _SAMPLED_FROM and _is_repeated(lines, rank):
-        lines.sort(axis=1)
-        return
-    lines.partition(rank, axis=1)
-    _select(lines[:, :rank], ranks[:middle])
-    _select(lines[:, rank + 1 :], [other - rank - 1 for other in ranks[middle + 1 :]])
-
-
-def _is_repeated(lines: Any, rank: int) -> bool:
-    """Whether an element around a rank is probably that of a fifth of all ranks, in any row: it is in a sample."""
-    sample = np.sort(lines[:, :: max(lines.shape[1] // _SAMPLE, 1)], axis=1)
-    count = sample.shape[1]
-    at, near = rank * count // lines.shape[1], count // 32
-    for place in max(at - near, 0), at, min(at + near, count - 1):
-        if np.any(np.count_nonzero(sample == sample[:, place, None], axis=1) * 5 > count):
-            return True
-    return False

@@ -14,6 +14,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
+from shardtensor.host import host_selection
 from tests.functions.test_order import METHODS
 from tests.layouts import everywhere, put, strided
 from tests.pairs import spread
@@ -75,6 +76,22 @@ def test_quantiles_are_numpys(backend: str, step: int) -> None:
                 )
             assert_as_numpy(lambda a, axis=axis: np.percentile(a, 30, axis=axis), x, y)
             assert_as_numpy(lambda a, axis=axis: np.nanpercentile(a, [0, 100], axis=axis), x, y)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantiles_of_long_lines_are_selected_by_samples(
+    backend: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_selection, "_SELECTED_FROM", 10_000)
+    monkeypatch.setattr(host_selection, "_INTEGERS_FROM", 10_000)
+    monkeypatch.setattr(host_selection, "_BLOCK", 1 << 14)
+    for kind in kinds_of(dtype):
+        for shape, axis in ((LARGE, None), ((3, 23_000), 1)):
+            x = elements(dtype, shape, kind)
+            y = put(x, backend)
+            assert_as_numpy(lambda a, axis=axis: np.median(a, axis=axis), x, y)
+            assert_as_numpy(lambda a, axis=axis: np.percentile(a, [0, 5, 50, 95, 100], axis=axis), x, y)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])

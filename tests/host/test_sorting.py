@@ -45,16 +45,6 @@ def test_any_number_of_threads_sorts(name: str, threads: int, monkeypatch: pytes
         np.testing.assert_array_equal(host_sorting.argsort(keys, 0), np.argsort(keys, stable=True))
 
 
-@pytest.mark.parametrize("least", [4, 1 << 20])
-@pytest.mark.parametrize("name", LINES)
-def test_elements_of_ranks_are_selected(name: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that are sorted because an element is repeated often, and of those that are partitioned."""
-    monkeypatch.setattr(host_sorting, "_SAMPLED_FROM", least)
-    lines = np.stack([LINES[name](1001, 2), np.arange(1001)])
-    for ranks in [0], [500], [1000], [3, 499, 500, 501, 1000]:
-        np.testing.assert_array_equal(host_sorting.elements_of_ranks(lines, ranks), np.sort(lines)[:, ranks])
-
-
 @pytest.mark.parametrize("name", [*LINES, "integers", "unsigned", "bytes", "both zeros"])
 def test_indices_of_long_lines_are_those_of_the_stable_sort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges that are empty, that have one value, and all of the elements; integers of short ranges, which are counted."""

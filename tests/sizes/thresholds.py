@@ -73,12 +73,16 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.host.host_searching": {
         "_BLOCK": 8, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1, "_SEARCHED": 2, "_BUCKETS": 4,
     },
+    "shardtensor.host.host_selection": {
+        "_SELECTED_FROM": 4, "_INTEGERS_FROM": 4, "_WINDOWS": 2, "_KEPT": 2, "_BLOCK": 64, "_ROWS": 8, "_SORTED_UP_TO": 2, "_REPEATED_FROM": 4,
+        "_SAMPLE": 2, "_DEVIATIONS": 1,
+    },
     "shardtensor.host.host_sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4,
-        "_SAMPLED_FROM": 4, "_SAMPLE": 2,
         "_RANGES": 2, "_SAMPLES": 2, "_COUNTED": 4, "_COUNTED_FROM": 2,
         "_PART": 2, "_PIECES": 2,
     },
+    "shardtensor.host.uniform_bins": {"_COUNTED_FROM": 2, "_BLOCK": 4, "_PART": 8, "_SPARSE": 2, "_NEAR": 2, "_BINS": 4},
     "shardtensor.interpreters.execution.blocked_reduction": {
         "_BLOCK": 4, "_BLOCKS": 2, "_LARGE": 16, "_CACHED": 4, "_WIDTH": 2, "_FACTORS": (2, 3, 32), "_ROWS": 2,
         "_SQUARE": (2, 2, 32), "_PLAIN": (2, 2, 16), "_DEPTH": (2, 8), "_BLAS_ALONE": 1, "_BLAS_ALONE_THIN": 1,
@@ -177,7 +181,7 @@ OTHERS = {
         functions.random.discrete_distributions._FEW functions.random.discrete_distributions._LEAST_LIKELY functions.random.discrete_distributions._MOST
         functions.random.numbers_of_words._LOW functions.random.random_elements._ATTEMPTS functions.random.random_kernel._NARROW functions.random.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
-        host.philox._COUNTERS host.philox._LOW host.normals.END host.normals.LAYERS""",
+        host.philox._COUNTERS host.philox._LOW host.host_selection._BITS host.host_selection._MULTIPLIER host.uniform_bins._BITS host.normals.END host.normals.LAYERS""",
     "where series and continued fractions of special functions begin and end": """
         functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
     "coefficients of a published algorithm": "optim.orthogonalization.NS_COEFFS",

@@ -19,7 +19,7 @@ from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.run_selection import cuts
 from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
-from shardtensor.host import host_sorting
+from shardtensor.host import host_selection
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.tensor.value import Aval
 
@@ -68,7 +68,7 @@ def lines_along(x: Shards, comm: MeshCommunicator, axes: Sequence[int]) -> tuple
 def picked(xp: Any, lines: Any, ranks: Sequence[int]) -> Any:
     """Returns the elements of these ranks, which are in ascending order, of each row of a matrix on one device."""
     if xp is np:
-        return host_sorting.elements_of_ranks(lines, list(ranks))
+        return host_selection.elements_of_ranks(lines, list(ranks))
     return Order(stable=False).apply(xp, lines)[:, xp.asarray(list(ranks), dtype=_INT)]
 
 

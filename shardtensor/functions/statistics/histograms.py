@@ -24,6 +24,7 @@ from shardtensor.functions.standard.repetition import on_host
 from shardtensor.functions.standard.searching import searchsorted
 from shardtensor.functions.statistics.counts import counts_of_integers
 from shardtensor.host.threads import each
+from shardtensor.host.uniform_bins import counts_in_bins
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
@@ -111,6 +112,10 @@ def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights:
     x = xp.reshape(x, (-1,))
     weights = None if weights is None else xp.reshape(weights, (-1,))
     if xp is np:
+        if weights is None and first is not None:
+            counts = counts_in_bins(x, len(edges) - 1, first, last)
+            if counts is not None:
+                return counts
         # The outer edges, which are rounded to their dtype, would not give the same edges again.
         options: Any = {"bins": edges} if first is None else {"bins": len(edges) - 1, "range": (first, last)}
         if weights is None and x.size >= 2 * _PART:

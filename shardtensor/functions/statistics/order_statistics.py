@@ -310,7 +310,8 @@ def _by_selection(x: Any, q: Any, width: str, axes: tuple[int, ...], method: str
     """
     size = math.prod(x.shape[d] for d in axes)
     lower, upper, weights = places(np, np.full(q.size, size), q.reshape(-1), width, method)
-    ranks = np.unique([*lower, *upper, size - 1])
+    last = [size - 1] if x.dtype.kind == "f" else []  # It is NaN if any element is.
+    ranks = np.unique([*lower, *upper, *last])
     picks = elements_of_ranks(x, ranks=tuple(ranks.tolist()), axes=axes)
     below, above = [tuple(np.searchsorted(ranks, at).tolist()) for at in (lower, upper)]
     distances = None if weights is None else tuple(weights.tolist())  # Those of narrow dtypes are exact, too.
@@ -340,8 +341,8 @@ def between(
     upper: tuple[int, ...],
     method: str,
 ) -> ShardedTensor:
-    """Returns the quantiles between elements of sorted lines, which are in the first dimension of ``picks``, where the
-    last one is the greatest of its line; NaN if that is NaN.
+    """Returns the quantiles between elements of sorted lines, which are in the first dimension of ``picks``. Of floats,
+    the last one is the greatest of its line; the quantiles are NaN if that is NaN.
 
     Args:
         picks: the elements.
