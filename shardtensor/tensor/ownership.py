@@ -426,8 +426,6 @@ def track(entry: list[Any], result: Any) -> None:
         return
     # The common case. A write that replaces the storage of an operand adds the old one to the entry before.
     if len(entry) == 1 and _are_new(results, _items(entry[0])):
-        for x in results:
-            x._storage.leases = x._storage.leases or ([],)
         return
     stored = [x for x in results if type(x._storage) is Storage]
     if not stored:
@@ -473,34 +471,46 @@ def _are_linked(results: Sequence[Any], operands: Any) -> bool:
 
 
 def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
-    """Whether each result is one host array with memory of its own, and not that of another result or an operand."""
-    memories = set()
+    """Records that each array of the results has memory of its own, not that of another one or of an operand, and
+    returns True if that is certain. An array of unknown memory is one of which something else may hold it.
+    """
+    if len(results) == 1 and type(storage := results[0]._storage) is Storage and is_new(storage, operands):
+        storage.leases = storage.leases or ([],)
+        return True
+    memories: list[Hashable | None] = []
+    for x in results:
+        if type(x._storage) is not Storage:
+            return False
+        memories += map(x._aval.backend.memory_of, x._storage.buffers)
+    known = {memory for memory in memories if memory is not None}
+    unknown = memories.count(None)
+    if len(known) + unknown < len(memories) or (unknown and len(results) > 1):
+        return False
+    if not _have_others(operands, known, results[0]._storage if unknown else None):
+        return False
     for x in results:
         storage = x._storage
-        if type(storage) is not Storage or not (is_new(storage, operands) or _is_view_of_new(storage, operands)):
-            return False
-        if len(results) > 1:
-            array = storage.buffers[0]
-            memories.add(id(array) if array.base is None else memory_of(array))
-    return len(results) == 1 or len(memories) == len(results)
+        if not storage.leases:
+            some, memories = memories[: len(storage.buffers)], memories[len(storage.buffers) :]
+            storage.leases = tuple([None if memory is None else [] for memory in some])
+    return True
 
 
-def _is_view_of_new(result: Storage, operands: Sequence[Any]) -> bool:
-    """Whether the result of an operator is one view of host memory that no operand has."""
-    array = result.buffers[0]
-    if len(result.buffers) > 1 or type(array) is not np.ndarray or (memory := memory_of(array)) is None:
-        return False
+def _have_others(operands: Sequence[Any], memories: set[Hashable], storage: Storage | None) -> bool:
+    """Whether operands have none of these memories; and, if there is a storage with arrays of unknown memory, whether
+    it is not that of an operand, and nothing would have to be recorded if their arrays were the same.
+    """
     for x in operands:
-        storage = getattr(x, "_storage", None)
-        if storage is None:
-            arrays = (x,)
-        elif type(storage) is Storage:
-            arrays = storage.buffers
-        else:  # It may hold several arrays.
-            return False
-        for other in arrays:
-            if hasattr(other, "dtype") and (type(other) is not np.ndarray or memory_of(other) == memory):
+        held = getattr(x, "_storage", None)
+        if type(held) is Storage:
+            if not memories.isdisjoint(map(x._aval.backend.memory_of, held.buffers)):
                 return False
+            if storage is not None and (held is storage or any(leases is not None for leases in held.leases)):
+                return False
+        elif held is not None:  # It may hold several arrays.
+            return False
+        elif hasattr(x, "dtype") and (type(x) is not np.ndarray or memory_of(x) in memories):
+            return False
     return True
 
 
