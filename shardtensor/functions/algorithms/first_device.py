@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardtensor.backend.registry import is_remote
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_processes.processes import elsewhere
 from shardtensor.communication.transfer import OperandTransfer, announce_reading, operand_transfer
 from shardtensor.core import is_executing
 from shardtensor.sharding.layout import NamedSharding, as_sharding
@@ -72,10 +73,26 @@ def sent_to(x: ShardedTensor, sharding: NamedSharding, caller: str) -> ShardedTe
 
 
 def on_first(
-    x: ShardedTensor, function: Callable[[ShardedTensor], Sequence[ShardedTensor]], sharding: NamedSharding, caller: str
+    x: ShardedTensor, compute: Callable[..., Sequence[Any]], sharding: NamedSharding, caller: str
 ) -> list[ShardedTensor]:
-    """Returns the tensors that a function computes of a tensor on its first device, in a sharding of all devices."""
-    return [sent_to(y, sharding, caller) for y in function(sent_to(x, _first_of(x.sharding, x.ndim, caller), caller))]
+    """Returns the tensors of the arrays, of any size, that ``compute(xp, array)`` makes of a tensor on its first
+    device, in a sharding of all devices.
+
+    Raises:
+        NotAddressableError: the devices are those of another process.
+    """
+    value, device = x._aval, x.sharding.mesh.flat[0]
+    if is_remote(device):
+        raise elsewhere(x.sharding.mesh.flat)
+    backend, array = backend_of(device), to_first(value, x.sharding, caller).whole(x, caller)
+    with backend.on(device):
+        arrays = compute(backend.xp, array)
+        dtypes = list(map(backend.dtype_of, arrays))
+    results = []
+    for y, dtype in zip(arrays, dtypes, strict=True):
+        source = aval(tuple(y.shape), dtype, _first_of(sharding, y.ndim, caller), value.committed)
+        results.append(sent_to(tensor_of(source, (y,)), sharding, caller))
+    return results
 
 
 class FirstDevice:
