@@ -425,7 +425,9 @@ def track(entry: list[Any], result: Any) -> None:
     if len(results) > 1 and _are_linked(results, entry[0]):  # For one result, what follows takes fewer calls.
         return
     # The common case. A write that replaces the storage of an operand adds the old one to the entry before.
-    if len(entry) == 1 and _are_new(results, _items(entry[0])):
+    if len(entry) == 1 and (new := _new_leases(results, _items(entry[0]))) and len(entry) == 1:
+        for x, leases in zip(results, new, strict=True):
+            x._storage.leases = x._storage.leases or leases
         return
     stored = [x for x in results if type(x._storage) is Storage]
     if not stored:
@@ -470,47 +472,42 @@ def _are_linked(results: Sequence[Any], operands: Any) -> bool:
     return len(known.union(map(id, storages))) == len(known) + len(storages)
 
 
-def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
-    """Records that each array of the results has memory of its own, not that of another one or of an operand, and
-    returns True if that is certain. An array of unknown memory is one of which something else may hold it.
+def _new_leases(results: Sequence[Any], operands: Sequence[Any]) -> list[tuple[Leases | None, ...]]:
+    """Returns the leases of each result, if it is certain that each array has memory of its own, not that of another
+    one or of an operand; otherwise nothing. An array of unknown memory has no leases.
     """
     if len(results) == 1 and type(storage := results[0]._storage) is Storage and is_new(storage, operands):
-        storage.leases = storage.leases or ([],)
-        return True
-    memories: list[Hashable | None] = []
+        return [([],)]
+    columns: list[list[Hashable | None]] = []
     for x in results:
         if type(x._storage) is not Storage:
-            return False
-        memories += map(x._aval.backend.memory_of, x._storage.buffers)
-    known = {memory for memory in memories if memory is not None}
-    unknown = memories.count(None)
-    if len(known) + unknown < len(memories) or (unknown and len(results) > 1):
-        return False
-    if not _have_others(operands, known, results[0]._storage if unknown else None):
-        return False
-    for x in results:
-        storage = x._storage
-        if not storage.leases:
-            some, memories = memories[: len(storage.buffers)], memories[len(storage.buffers) :]
-            storage.leases = tuple([None if memory is None else [] for memory in some])
-    return True
+            return []
+        columns.append(list(map(x._aval.backend.memory_of, x._storage.buffers)))
+    memories = [memory for column in columns for memory in column if memory is not None]
+    known, count = set(memories), sum(map(len, columns))
+    storages = [x._storage for x in results] if len(memories) < count else ()
+    if len(known) < len(memories) or not _have_others(operands, known, storages):
+        return []
+    return [tuple([None if memory is None else [] for memory in column]) for column in columns]
 
 
-def _have_others(operands: Sequence[Any], memories: set[Hashable], storage: Storage | None) -> bool:
-    """Whether operands have none of these memories; and, if there is a storage with arrays of unknown memory, whether
-    it is not that of an operand, and nothing would have to be recorded if their arrays were the same.
+def _have_others(operands: Sequence[Any], memories: set[Hashable], storages: Sequence[Storage]) -> bool:
+    """Whether operands have none of these memories; and, if there are storages with arrays of unknown memory, whether
+    they are not those of operands, and nothing would have to be recorded if their arrays were the same.
     """
     for x in operands:
         held = getattr(x, "_storage", None)
-        if type(held) is Storage:
-            if not memories.isdisjoint(map(x._aval.backend.memory_of, held.buffers)):
+        if held is None:
+            if hasattr(x, "dtype") and (type(x) is not np.ndarray or memory_of(x) in memories):
                 return False
-            if storage is not None and (held is storage or any(leases is not None for leases in held.leases)):
+            continue
+        for own in (held,) if type(held) is Storage else (getattr(held, "base", x)._storage, _cached(x)):
+            if own is None:
+                continue
+            if type(own) is not Storage or not memories.isdisjoint(map(x._aval.backend.memory_of, own.buffers)):
                 return False
-        elif held is not None:  # It may hold several arrays.
-            return False
-        elif hasattr(x, "dtype") and (type(x) is not np.ndarray or memory_of(x) in memories):
-            return False
+            if own in storages or (storages and any(leases is not None for leases in own.leases)):
+                return False
     return True
 
 

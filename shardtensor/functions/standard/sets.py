@@ -241,7 +241,7 @@ def _isin_rule(shapes: Sequence[Shape], **params: Any) -> str:
     return f"..., {' '.join(f'k{d}' for d in range(len(shapes[1])))} -> ..."
 
 
-@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", tags=("unblocked",))
+@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", tags=("many kernels", "unblocked"))
 def isin(x1: ArrayLike, x2: ArrayLike, /, *, invert: bool = False) -> ShardedTensor:
     """Tests for each element of x1 whether it is equal to any element of x2. NaN is not.
 

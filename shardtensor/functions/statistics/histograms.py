@@ -64,7 +64,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     combine="sum",
     dtype=_histogram_dtype,
     error_name="histogram",
-    tags=("internal", "unblocked"),
+    tags=("internal", "many kernels", "unblocked"),
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, first: Any = None, last: Any = None
