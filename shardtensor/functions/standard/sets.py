@@ -246,8 +246,9 @@ def isin(x1: ArrayLike, x2: ArrayLike, /, *, invert: bool = False) -> ShardedTen
     """Tests for each element of x1 whether it is equal to any element of x2. NaN is not.
 
     The result has x1's shape and dtype bool. x1 keeps its sharding. Where x2 is sharded, each device searches its
-    shard, and the results are combined. If the same mesh axis splits both, x2 is sorted, and the elements of x1 are
-    sent to the devices that hold the parts of x2 in which they may be (up to 64 KiB, the smaller one is gathered).
+    shard, and the results are combined (up to 64 KiB, the first device searches all of it). If the same mesh axis
+    splits both, x2 is sorted, and the elements of x1 are sent to the devices that hold the parts of x2 in which they
+    may be (up to 64 KiB, the smaller one is gathered).
 
     Args:
         x1: a tensor, an array or a scalar.

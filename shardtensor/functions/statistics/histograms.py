@@ -1,7 +1,7 @@
 """Counts of values: NumPy's histograms, and `digitize`.
 
-Where x is sharded, each device counts the elements of its shard, and the counts are added along a fixed tree. The
-result is replicated.
+Where x is sharded, each device counts the elements of its shard, and the counts are added along a fixed tree. Up to
+64 KiB, the first device counts all of them. The result is replicated.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Unless one GPU has all of them, index arrays are copied to the host, where the transfers are planned. The selected
 elements are sent directly from the devices that hold them to the devices whose shards of the result contain them, and
-only where they are missing.
+only where they are missing. Up to 64 KiB, the first device selects those of a split dimension, for which it receives
+the tensor, and sends the others their parts: that takes fewer messages.
 """
 
 from __future__ import annotations
