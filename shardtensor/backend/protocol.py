@@ -165,7 +165,7 @@ class Backend(abc.ABC):
         neighbours = [(device, len(list(same))) for device, same in itertools.groupby(devices)]
 
         def launch(functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
-            calls, results = zip(functions, rows, strict=True), []
+            calls, results = iter(list(zip(functions, rows, strict=True))), []
             for device, count in neighbours:
                 with self.on(device):
                     for function, row in itertools.islice(calls, count):

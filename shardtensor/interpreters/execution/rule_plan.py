@@ -14,7 +14,7 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import buffers_of, operand_transfer
 from shardtensor.core import Op
-from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, sent_to, to_first
+from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, to_first
 from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of, result_dtype
@@ -201,7 +201,7 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
             chosen.append(strategies(laid.value, laid.moves))
             return "whole", _in_parts(_at_once(chosen[0]), laid.value, kept)
         run = _at_once(strategies(on_first, gathers))
-        return "first", lambda operands: sent_to(run(operands), kept.sharding, caller)
+        return "first", lambda operands: tensor_of(kept, tuple(back.buffers(run(operands), caller)))
 
     return Plan(
         op,
