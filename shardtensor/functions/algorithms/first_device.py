@@ -141,12 +141,14 @@ class FirstDevice:
             arrays.append(gather.buffers(x, self._caller)[0])
         with self._backend.on(self._device):
             results = self._compute(self._backend.xp, *arrays)
-            wholes = each_of(lambda value, array: whole_of(array, value), self._results, results)
-        if not self._sends:
-            return each_of(lambda value, whole: tensor_of(value, (whole,), ([],)), self._results, wholes)
-        return each_of(
-            lambda value, whole, back: sent(value, whole, back, self._caller), self._results, wholes, self._backs
-        )
+            if self._sends:
+                return each_of(self._sent, self._results, results, self._backs)
+            return each_of(
+                lambda value, array: tensor_of(value, (whole_of(array, value),), ([],)), self._results, results
+            )
+
+    def _sent(self, value: Aval, array: Any, back: OperandTransfer) -> ShardedTensor:
+        return sent(value, whole_of(array, value), back, self._caller)
 
     def _on_remote(self, xp: Any, *arrays: Any) -> Any:
         return each_of(lambda value: RemoteArray(value.shape, value.dtype), self._results)
