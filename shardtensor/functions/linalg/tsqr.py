@@ -118,7 +118,7 @@ def tall_r(x: ArrayLike, /) -> ShardedTensor:
 
 
 def _qr_of_whole(value: Aval) -> Whole | None:
-    if not is_few(value):
+    if not (is_few(value) and _is_long_of(value, -2, -1)):
         return None
     dtype, parts = factor_dtype(value.dtype), _parts(value)
 
@@ -142,7 +142,7 @@ def _qr_of_whole(value: Aval) -> Whole | None:
 
 
 def _r_of_whole(value: Aval) -> Whole | None:
-    if not is_few(value):
+    if not (is_few(value) and _is_long_of(value, -2, -1)):
         return None
     parts = _parts(value)
     return Whole(
