@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -162,14 +161,11 @@ class Backend(abc.ABC):
         the device nor anything else that is current, so that an implementation need not restore it after each of them.
         """
 
-        neighbours = [(device, len(list(same))) for device, same in itertools.groupby(devices)]
-
         def launch(functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
-            calls, results = iter(list(zip(functions, rows, strict=True))), []
-            for device, count in neighbours:
+            results = []
+            for device, function, row in zip(devices, functions, rows, strict=True):
                 with self.on(device):
-                    for function, row in itertools.islice(calls, count):
-                        results.append(function(*row))
+                    results.append(function(*row))
             return results
 
         return launch
