@@ -46,6 +46,9 @@ TAGS: dict[str, str] = {
         "It is a sum of products of its two operands, so that it is the sum of the results for parts of a contracted "
         "dimension, wherever these are."
     ),
+    "many kernels": (
+        "It has a monoid, and partial results take so many kernels that the first device computes those of few bytes."
+    ),
     "prototype": "Its first operand gives the shape, dtype and layout of the result, and none of the elements.",
     "reads no host arrays": "Its algorithm has an inference that reads no element of a host array.",
     "same elements": "The result has the elements of the operand at the same places, in the same or in another layout.",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend
+from shardtensor.backend.protocol import Backend, Launch
 from shardtensor.backend.registry import shared_memory
 from shardtensor.communication.all_reduce import Tree
 from shardtensor.communication.merging import merged
@@ -28,6 +28,7 @@ class Outgoing:
         arrays: the arrays, those of one device one after the other.
         sources: the device of each.
         packs: for each array a function that returns what is sent of it, in row-major order; all of it, by default.
+        launch: ``backend.launcher(sources)``, if the caller has it.
 
     Attributes:
         packed: the arrays in row-major order.
@@ -39,18 +40,24 @@ class Outgoing:
         arrays: Sequence[Any],
         sources: Sequence[Device],
         packs: Sequence[Callable[[Any], Any]] | None = None,
+        launch: Launch | None = None,
     ) -> None:
         self._backend = backend
         self._sources = sources
         packs = packs or [backend.contiguous] * len(arrays)
-        self.packed = backend.launcher(sources)(packs, zip(arrays, strict=True))
-        self._tokens = {source: backend.record(source) for source in dict.fromkeys(sources)}
-
-    def wait(self, destination: Device, sources: Iterable[Device]) -> None:
-        """Orders a device after the packing of the arrays of other devices."""
-        wait, tokens = self._backend.wait, self._tokens
+        self.packed = (launch or backend.launcher(sources))(packs, zip(arrays, strict=True))
+        self._tokens = list[Any]()  # of each array that of its source, since looking devices up takes longer
+        before = token = None
         for source in sources:
-            wait(destination, tokens[source])  # safeguard: exchanged arrays are awaited
+            if source is not before:
+                before, token = source, backend.record(source)
+            self._tokens.append(token)
+
+    def wait(self, destination: Device, numbers: Iterable[int]) -> None:
+        """Orders a device after the packing of arrays of other devices, given by their numbers: one of each device."""
+        wait, tokens = self._backend.wait, self._tokens
+        for number in numbers:
+            wait(destination, tokens[number])  # safeguard: exchanged arrays are awaited
 
     def place(self, numbers: Sequence[int], outs: Sequence[Any], destination: Device) -> None:
         """Copies some of the arrays, given by their numbers, into views of arrays on another device, which is current.
@@ -63,7 +70,7 @@ class Outgoing:
                 away.append((number, out))
             else:
                 out[...] = self.packed[number]
-        self.wait(destination, dict.fromkeys([self._sources[number] for number, _ in away]))
+        self.wait(destination, {self._sources[number]: number for number, _ in away}.values())
         if away:
             arrays, sources = zip(*[(self.packed[number], self._sources[number]) for number, _ in away], strict=True)
             backend.place(arrays, sources, [out for _, out in away], destination)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device
-from shardtensor.backend.protocol import Backend
+from shardtensor.backend.protocol import Backend, Launch
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of, shared_memory
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.between_memories import Outgoing
@@ -94,7 +94,7 @@ class _Receiver(NamedTuple):
         here: the parts in its memory, each with its place.
         numbers, sources, places: of the parts that are sent to it the numbers, devices, and places; the place of a part
             that is the whole array is None.
-        awaited: these devices, each once.
+        awaited: the number of one part of each of these devices.
         one: whether its array is one part.
     """
 
@@ -104,7 +104,7 @@ class _Receiver(NamedTuple):
     numbers: tuple[int, ...]
     sources: tuple[Device, ...]
     places: tuple[Any, ...]
-    awaited: tuple[Device, ...]
+    awaited: tuple[int, ...]
     one: bool
 
 
@@ -115,12 +115,14 @@ class _Routes(NamedTuple):
         sent: the parts that are sent to other memories, each once; those of one device are neighbours.
         devices: the device of each of them.
         packs: for each of them a function of its array that returns the part in row-major order.
+        launch: calls these functions on the devices.
         receivers: the devices of the result.
     """
 
     sent: tuple[_Part, ...]
     devices: tuple[Device, ...]
     packs: tuple[Callable[[Any], Any], ...]
+    launch: Launch
     receivers: tuple[_Receiver, ...]
 
 
@@ -168,6 +170,8 @@ class TransferPlan(RecordedPlan):
         ``as_they_lie`` is true: then an array that stays on its device keeps its memory order, and need not be copied.
         ``fill`` is the value of the elements that no region covers, if there are any.
         """
+        if self._backend:
+            return self._run_between(self._backend, operands, dtype, as_they_lie, fill)
         positions = range(len(self.result.devices))
         if self._spans:
             return _run_across(self, operands, dtype, as_they_lie, fill)
@@ -184,8 +188,6 @@ class TransferPlan(RecordedPlan):
         def receive(k: int) -> Any:
             return self.receive(k, self.incoming[k], messages_to(k), dtype, as_they_lie, fill)
 
-        if self._backend:
-            return self._run_between(self._backend, operands, dtype, as_they_lie, fill)
         if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
         results: dict[int, Any] = {}
@@ -199,9 +201,10 @@ class TransferPlan(RecordedPlan):
 
         See `Outgoing` for the order of the copies.
         """
-        sent, sources, packs, receivers = self._routes
-        outgoing = Outgoing(backend, [operands[part.operand][part.j] for part in sent], sources, packs)
+        sent, sources, packs, launch, receivers = self._routes
+        outgoing = Outgoing(backend, [operands[part.operand][part.j] for part in sent], sources, packs, launch)
         packed, results = outgoing.packed, []
+        converts = any(backend.dtype_of(arrays[0]) != dtype for arrays in operands)
         for row in receivers:
             device = row.device
             with backend.on(device):
@@ -213,7 +216,7 @@ class TransferPlan(RecordedPlan):
                         array = row.here[0][0].of(operands, backend)
                         # Replicas must be reduced in the same order on every device.
                         array = array if as_they_lie else backend.contiguous(array)
-                    results.append(as_dtype(backend, array, dtype))
+                    results.append(as_dtype(backend, array, dtype) if converts else array)
                     continue
                 out = backend.xp.empty(row.shape, dtype=dtype)
                 if fill is not None:
@@ -244,19 +247,21 @@ class TransferPlan(RecordedPlan):
             pieces, shape = self.incoming[k], self.result.shape(k)
             others = list(itertools.compress(row, away))
             senders = [part.device for part in others]
+            mine = [numbers[_key_of(part)] for part in others]
             receiver = _Receiver(
                 device=self.result.devices[k],
                 shape=shape,
                 here=tuple([(part, piece.to) for part, piece, a in zip(row, pieces, away, strict=True) if not a]),
-                numbers=tuple([numbers[_key_of(part)] for part in others]),
+                numbers=tuple(mine),
                 sources=tuple(senders),
-                awaited=tuple(dict.fromkeys(senders)),
+                awaited=tuple(dict(zip(senders, mine, strict=True)).values()),
                 places=tuple([_unless_whole(piece.to, shape) for piece in itertools.compress(pieces, away)]),
                 one=self.is_one_piece(k) and None not in pieces[0].index,
             )
             receivers.append(receiver)
-        packs = tuple([functools.partial(_packed, self._backend, part.index) for part in sent])
-        return _Routes(tuple(sent), tuple([part.device for part in sent]), packs, tuple(receivers))
+        packs = tuple([_packing(self._backend, part.index) for part in sent])
+        sources = tuple([part.device for part in sent])
+        return _Routes(tuple(sent), sources, packs, self._backend.launcher(sources), tuple(receivers))
 
     def _part(self, piece: Piece) -> _Part:
         """Returns the part of an operand that a piece copies."""
@@ -511,9 +516,11 @@ def _unless_whole(index: tuple[Any, ...], shape: Shape) -> Any:
     return None if lines == tuple([(0, n, 1) for n in shape]) else index
 
 
-def _packed(backend: Backend, index: Any, array: Any) -> Any:
-    """Returns a part of an array in row-major order."""
-    return backend.contiguous(array if index is None else backend.view(array, index))
+def _packing(backend: Backend, index: Any) -> Callable[[Any], Any]:
+    """Returns a function of an array that returns a part of it in row-major order."""
+    if index is None:
+        return backend.contiguous
+    return lambda array: backend.contiguous(backend.view(array, index))
 
 
 def _key_of(part: _Part) -> Any:

@@ -425,9 +425,9 @@ def track(entry: list[Any], result: Any) -> None:
     if len(results) > 1 and _are_linked(results, entry[0]):  # For one result, what follows takes fewer calls.
         return
     # The common case. A write that replaces the storage of an operand adds the old one to the entry before.
-    if len(entry) == 1 and _are_new(results, _items(entry[0])):
-        for x in results:
-            x._storage.leases = x._storage.leases or ([],)
+    if len(entry) == 1 and (new := _new_leases(results, _items(entry[0]))) and len(entry) == 1:
+        for x, leases in zip(results, new, strict=True):
+            x._storage.leases = x._storage.leases or leases
         return
     stored = [x for x in results if type(x._storage) is Storage]
     if not stored:
@@ -472,34 +472,41 @@ def _are_linked(results: Sequence[Any], operands: Any) -> bool:
     return len(known.union(map(id, storages))) == len(known) + len(storages)
 
 
-def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
-    """Whether each result is one host array with memory of its own, and not that of another result or an operand."""
-    memories = set()
+def _new_leases(results: Sequence[Any], operands: Sequence[Any]) -> list[tuple[Leases | None, ...]]:
+    """Returns the leases of each result, if it is certain that each array has memory of its own, not that of another
+    one or of an operand; otherwise nothing. An array of unknown memory has no leases.
+    """
+    if len(results) == 1 and type(storage := results[0]._storage) is Storage and is_new(storage, operands):
+        return [([],)]
+    columns: list[list[Hashable | None]] = []
     for x in results:
-        storage = x._storage
-        if type(storage) is not Storage or not (is_new(storage, operands) or _is_view_of_new(storage, operands)):
-            return False
-        if len(results) > 1:
-            array = storage.buffers[0]
-            memories.add(id(array) if array.base is None else memory_of(array))
-    return len(results) == 1 or len(memories) == len(results)
+        if type(x._storage) is not Storage:
+            return []
+        columns.append(list(map(x._aval.backend.memory_of, x._storage.buffers)))
+    memories = [memory for column in columns for memory in column if memory is not None]
+    known, count = set(memories), sum(map(len, columns))
+    storages = [x._storage for x in results] if len(memories) < count else ()
+    if len(known) < len(memories) or not _have_others(operands, known, storages):
+        return []
+    return [tuple([None if memory is None else [] for memory in column]) for column in columns]
 
 
-def _is_view_of_new(result: Storage, operands: Sequence[Any]) -> bool:
-    """Whether the result of an operator is one view of host memory that no operand has."""
-    array = result.buffers[0]
-    if len(result.buffers) > 1 or type(array) is not np.ndarray or (memory := memory_of(array)) is None:
-        return False
+def _have_others(operands: Sequence[Any], memories: set[Hashable], storages: Sequence[Storage]) -> bool:
+    """Whether operands have none of these memories; and, if there are storages with arrays of unknown memory, whether
+    they are not those of operands, and nothing would have to be recorded if their arrays were the same.
+    """
     for x in operands:
-        storage = getattr(x, "_storage", None)
-        if storage is None:
-            arrays = (x,)
-        elif type(storage) is Storage:
-            arrays = storage.buffers
-        else:  # It may hold several arrays.
-            return False
-        for other in arrays:
-            if hasattr(other, "dtype") and (type(other) is not np.ndarray or memory_of(other) == memory):
+        held = getattr(x, "_storage", None)
+        if held is None:
+            if hasattr(x, "dtype") and (type(x) is not np.ndarray or memory_of(x) in memories):
+                return False
+            continue
+        for own in (held,) if type(held) is Storage else (getattr(held, "base", x)._storage, _cached(x)):
+            if own is None:
+                continue
+            if type(own) is not Storage or not memories.isdisjoint(map(x._aval.backend.memory_of, own.buffers)):
+                return False
+            if own in storages or (storages and any(leases is not None for leases in own.leases)):
                 return False
     return True
 

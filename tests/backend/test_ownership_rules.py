@@ -431,6 +431,60 @@ def test_an_operand_of_unknown_memory_may_have_made_a_result() -> None:
     assert not ownership.is_new(Storage((np.empty(2),)), [without_elements(x._aval)])
 
 
+def of_arrays(arrays: tuple[Any, ...], *operands: Any) -> Storage:
+    """Returns the storage of the result of an operator that returned these arrays."""
+    made = put(VALUE, "checked")
+    made._storage = Storage(arrays)
+    ownership.track([operands], made)
+    return made._storage
+
+
+def test_each_array_of_a_result_is_new_unless_an_operand_has_its_memory() -> None:
+    x, base = put(VALUE, "checked"), put(VALUE, "checked")
+    new = put(VALUE, "checked")._storage.buffers
+    assert len(new) > 1
+    for operands in ((x,), (x[1:],), (x, 1.0, VALUE), ()):
+        storage = of_arrays(new, *operands)
+        assert storage.leases == ([],) * len(new)
+        assert len(set(map(id, storage.leases))) == len(new)
+    for operand, owner in ((x, x), (base[1:], base)):
+        assert not ownership.is_shared(owner._storage)
+        storage = of_arrays((*new[:-1], owner._storage.buffers[-1].view()), operand)
+        assert ownership.is_shared(storage)
+        assert ownership.is_shared(owner._storage)
+        assert storage.leases[-1] is owner._storage.leases[-1]
+        assert storage.leases[:-1] == ([],) * (len(new) - 1)
+    storage = of_arrays((*new[:-1], new[0].view()))
+    assert storage.leases[0] is storage.leases[-1]
+    assert not ownership.is_shared(of_arrays(new, x))
+    assert ownership.is_shared(of_arrays(x._storage.buffers, x))
+
+
+def test_several_results_have_memories_of_their_own() -> None:
+    x, y, z = [put(VALUE, "checked") for _ in range(3)]
+    y._storage, z._storage = [Storage(a._storage.buffers) for a in (y, z)]
+    ownership.track([(x,)], [y, z])
+    assert not ownership.is_shared(y._storage)
+    assert not ownership.is_shared(z._storage)
+    y._storage, z._storage = Storage(y._storage.buffers), Storage((y._storage.buffers[0], *z._storage.buffers[1:]))
+    ownership.track([(x,)], [y, z])
+    assert y._storage.leases[0] is z._storage.leases[0]
+
+
+def test_arrays_of_unknown_memory_have_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, new = put(VALUE, "checked"), put(VALUE, "checked")._storage.buffers
+    known = x._storage.leases
+    monkeypatch.setattr(type(x._aval.backend), "memory_of", lambda self, array: None)
+    assert ownership.is_shared(of_arrays(new, x))  # Any of the arrays may be the operand's.
+    assert any(known)
+    x._storage.leases = ()
+    assert of_arrays(new, x).leases == (None,) * len(new)
+    y = put(VALUE, "checked")
+    y._storage = x._storage
+    ownership.track([(x,)], y)
+    assert y._storage is not x._storage
+
+
 def test_results_that_are_known_keep_their_leases() -> None:
     x = put(VALUE, "numpy")
     held = np.asarray(x)

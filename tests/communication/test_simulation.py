@@ -989,7 +989,7 @@ def test_logs_and_reports_name_the_devices_of_all_processes(processes: int) -> N
     alone, mesh = st.AbstractMesh(sizes, names), st.AbstractMesh(sizes, names, processes=processes)
 
     def call(on: st.Mesh) -> st.ShardedTensor:
-        x = st.zeros((16, 8), device=st.NamedSharding(on, st.P(names)))
+        x = st.zeros((16, 2048), device=st.NamedSharding(on, st.P(names)))  # Few bytes go to the first device.
         y = st.shard_map(lambda b: st.psum(b, "gpu"), mesh=on, in_specs=st.P(names), out_specs=st.P("host"))(x)
         return st.sum(st.reshard(x[1:], st.NamedSharding(on, st.P())), axis=0) + y[[3]]
 

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import array_shapes
 
 import shardtensor as st
 from shardtensor import P
+from shardtensor.functions.algorithms import first_device
 from tests.draws import drawn
 from tests.layouts import array, assert_same, everywhere, mesh_of, placed, put
 
@@ -146,7 +147,8 @@ def test_numpys_functions_inference_and_maps(name: str, backend: str) -> None:
 
 def test_what_is_split_stays_split() -> None:
     mesh = mesh_of((4,), "checked")
-    x = st.device_put(np.arange(64.0).reshape(16, 4), st.NamedSharding(mesh, P("x")))
+    x = st.device_put(np.arange(16 * 1024.0).reshape(16, 1024), st.NamedSharding(mesh, P("x")))
+    assert x.nbytes > first_device.GATHERED
     with st.transfers() as log:
         for made in (st.tril(x), st.triu(x), st.tile(x, (1, 3)), st.repeat(x, 2, axis=1), st.repeat(x, 2, axis=0)):
             assert made.sharding.spec == P("x")

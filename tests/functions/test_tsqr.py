@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import hypothesis
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from shardtensor.functions.algorithms import first_device
 from shardtensor.functions.linalg.tsqr import is_tall, is_wide, tall_r
 from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
@@ -82,13 +84,48 @@ def test_tall_matrices_match_numpy_at_length(backend: str) -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_bytes_of_the_tree(count: int, backend: str) -> None:
     """Each R but the first is sent, a factor comes back, and R is sent to all; see the module."""
-    n, x = 3, st.device_put(array((40, 3), "float32", 1), mesh_of((count,), backend))
+    n, x = 3, st.device_put(array((8000, 3), "float32", 1), mesh_of((count,), backend))
+    assert x.nbytes > first_device.GATHERED
     with st.transfers() as log:
         linalg.qr(x)
     assert log.bytes == 3 * (count - 1) * n * n * 4
     with st.transfers() as log:
         linalg.svdvals(x)
     assert log.bytes == 2 * (count - 1) * n * n * 4
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "int16"])
+@pytest.mark.parametrize(("count", "shape"), [(2, (62, 3)), (3, (61, 4)), (7, (61, 2)), (8, (2, 61, 5)), (5, (30, 6))])
+def test_up_to_64_kib_the_first_device_has_the_bits_of_the_tree(
+    count: int, shape: tuple[int, ...], dtype: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It receives all rows, and sends the others their rows of Q, and R."""
+    host, spec = array(shape, dtype, 1), [None] * (len(shape) - 2)
+    few, tree = (
+        st.device_put(host, st.NamedSharding(st.make_mesh((count,), (name,), devices=devices), st.P(*spec, name)))
+        for devices in [st.devices(backend)[:count]]
+        for name in ("few", "tree")
+    )
+    with st.transfers() as log:
+        q, r = linalg.qr(few)
+    away = math.prod([*shape[:-2], shape[-2] - -(-shape[-2] // count), shape[-1]])
+    assert log.bytes == away * (few.dtype.itemsize + q.dtype.itemsize) + (count - 1) * r.nbytes
+    found = [q, r, tall_r(few), *linalg.qr(few)]
+    monkeypatch.setattr(first_device, "GATHERED", 0)
+    wanted = [*linalg.qr(tree), tall_r(tree), *linalg.qr(tree)]
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_64_kib_are_few() -> None:
+    mesh = mesh_of((4,), "checked")
+    for rows, sent in ((4096, 3 * 1024 * 4 * (4 + 4) + 3 * 64), (4100, 3 * 3 * 64)):
+        x = st.ones((rows, 4), dtype="float32", device=mesh)
+        with st.transfers() as log:
+            linalg.qr(x)
+        assert log.bytes == sent
 
 
 def test_bytes_of_the_tree_on_1024_simulated_devices() -> None:
@@ -101,9 +138,10 @@ def test_bytes_of_the_tree_on_1024_simulated_devices() -> None:
 
 @everywhere
 def test_least_squares_of_tall_matrices(backend: str) -> None:
-    a, b = array((41, 3), "float64", 1), array((41, 2), "float64", 2)
+    a, b = array((4100, 3), "float64", 1), array((4100, 2), "float64", 2)
     mesh = mesh_of((4,), backend)
     x, y = st.device_put(a, mesh), st.device_put(b, mesh)
+    assert min(x.nbytes, y.nbytes) > first_device.GATHERED
     with st.transfers() as log:
         found = linalg.lstsq(x, y)
     for part, wanted in zip(found, np.linalg.lstsq(a, b), strict=True):

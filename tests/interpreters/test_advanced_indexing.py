@@ -18,6 +18,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.communication import gather_scatter
+from shardtensor.functions.algorithms import first_device
 from shardtensor.functions.standard.indexing import setitem
 from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
@@ -609,19 +610,51 @@ def test_a_tensor_elsewhere_moves_once_to_each_owner(backend: str) -> None:
 
 
 def test_reading_rows_sends_what_is_not_there(backend: str) -> None:
-    """The first dimension of the result is split like the index array."""
-    x = st.device_put(array((10, 3), "float64", 1), mesh_of((4,), backend))
+    """The first dimension of the result is split like the index array. A row is 8000 bytes."""
+    x = st.device_put(array((10, 1000), "float64", 1), mesh_of((4,), backend))
+    assert x.nbytes > first_device.GATHERED
     answer = np.asarray(x)
     for index, wanted in [
         ([0, 3, 6, 8], []),
-        ([8, 3, 6, 0], [(24, 0, 3), (24, 3, 0)]),
-        ([0, 0, 0, 0], [(24, 0, 1), (24, 0, 2), (24, 0, 3)]),
+        ([8, 3, 6, 0], [(8000, 0, 3), (8000, 3, 0)]),
+        ([0, 0, 0, 0], [(8000, 0, 1), (8000, 0, 2), (8000, 0, 3)]),
         (np.s_[:, [2, 0]], []),
         (np.s_[[0, 9], [1, 1]], [(8, 3, 1)]),
     ]:
         assert moves(lambda index=index: x[index]) == wanted, index
         assert_same(x[index], answer[index], exact=True)
         assert x[index].sharding.spec == st.P("x")
+
+
+def test_up_to_64_kib_the_first_device_selects_rows(backend: str) -> None:
+    """It receives all of x, and sends the others their parts, unless no indexed dimension is split."""
+    mesh = mesh_of((4,), backend)
+    x = st.device_put(array((10, 3), "float64", 1), mesh)
+    answer = np.asarray(x)
+    every = [(48, 2, 0), (48, 3, 0), (72, 1, 0)]
+    for index, wanted in [
+        ([8, 3, 6, 0], [(24, 0, 1), (24, 0, 2), (24, 0, 3), *every]),
+        (np.s_[:, [2, 0]], []),
+        (np.s_[[0, 9], [1, 1]], [(8, 0, 1), *every]),
+        (np.s_[[9, -10, 1], None, ::-2], [(16, 0, 1), (16, 0, 2), *every]),
+        (answer[:, 0] > 0, None),
+        (np.s_[[], 1:], every),
+    ]:
+        if wanted is not None:
+            assert moves(lambda index=index: x[index]) == wanted, index
+        assert_same(x[index], answer[index], exact=True)
+    most = first_device.GATHERED // 8
+    index = np.arange(8)[::-1]
+    for size, receivers in ((most - 8, {0, 1, 2, 3}), (most - 7, {1, 2, 3})):
+        y = st.device_put(np.arange(float(size)), mesh)
+        assert {to for _, _, to in moves(lambda y=y: y[index])} == receivers
+        assert_same(y[index], np.arange(size)[index].astype(float), exact=True)
+
+
+def test_few_elements_of_views_are_selected_where_the_base_has_them(backend: str) -> None:
+    x = st.device_put(array((10, 3), "float64", 1), mesh_of((4,), backend))
+    assert moves(lambda: x[3:6][[0, 1]]) == [(24, 1, 0)]
+    assert_same(x[3:6][[0, 1]], np.asarray(x)[3:5], exact=True)
 
 
 def test_the_guard_forbids_writes_that_move(backend: str) -> None:

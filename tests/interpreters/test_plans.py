@@ -13,10 +13,11 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Interpreter, Op, innermost, interpreting
+from shardtensor.functions.statistics.histograms import counts_between
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution import plan_cache
 from shardtensor.interpreters.execution.plan_cache import planned
-from tests.layouts import mesh_of
+from tests.layouts import everywhere, mesh_of
 
 
 @pytest.fixture
@@ -106,6 +107,28 @@ def test_few_bytes_that_are_gathered_are_computed_on_the_first_device(
     found = plan(name, (x,), *params)
     assert found.strategy == ("first" if x._aval.memory is None else "whole")  # Logical devices of one GPU share it.
     assert [schedule.bytes for schedule in found.schedules()] == [shares * result.nbytes]
+
+
+@everywhere
+def test_few_elements_are_counted_on_the_first_device(backend: str) -> None:
+    """Its kernels take longer than its messages, which are those of all elements; of more, counts are combined."""
+    mesh, edges = mesh_of((4,), backend), np.linspace(0, 1, 6)
+    for size, few in ((8186, True), (8187, False)):  # beside six edges
+        x = st.device_put(np.random.default_rng(0).random(size), mesh)
+        found = plan("counts_between", (x, edges, None), None, None)
+        assert bool(found.partial_axes) is not few
+        with st.transfers() as log:
+            counts = counts_between(x, edges)
+        np.testing.assert_array_equal(counts, np.histogram(x, edges)[0])
+        to_first = (size - -(-size // 4)) * 8 + edges.nbytes
+        assert log.bytes == (to_first + 3 * counts.nbytes if few else 4 * edges.nbytes + 6 * counts.nbytes)
+        assert log.bytes == st.explain(counts_between, x, edges).bytes
+    for size, few in ((8191, True), (8192, False)):  # beside one element
+        x = st.device_put(np.arange(float(size)), mesh)
+        assert bool(plan("isin", (np.asarray([3.0]), x), False).partial_axes) is not few
+        assert st.isin(np.asarray([3.0]), x).tolist() == [True]
+    weights = st.ones((8,), device=mesh)
+    assert plan("counts_between", (weights, edges, weights), None, None).partial_axes  # Sums depend on the grouping.
 
 
 def test_many_bytes_are_gathered_on_every_device() -> None:

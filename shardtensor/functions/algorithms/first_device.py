@@ -7,11 +7,13 @@ because the messages of an algorithm would take longer. The bits of the result a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardtensor.backend.registry import is_remote
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_processes.processes import elsewhere
 from shardtensor.communication.transfer import OperandTransfer, announce_reading, operand_transfer
 from shardtensor.core import is_executing
 from shardtensor.sharding.layout import NamedSharding, as_sharding
@@ -51,6 +53,7 @@ def runs_whole(x: object) -> bool:
     return not lacks_elements(x) and is_executing()
 
 
+@functools.lru_cache(1024)
 def alone(value: Aval, caller: str) -> Aval:
     """Returns the aval of a result on the first device, which computes it."""
     return aval(value.shape, value.dtype, _first_of(value.sharding, value.ndim, caller), value.committed)
@@ -65,17 +68,40 @@ def _first_of(sharding: NamedSharding, ndim: int, caller: str) -> NamedSharding:
     return as_sharding(sharding.mesh.flat[0], ndim, caller)
 
 
-def sent_to(x: ShardedTensor, sharding: NamedSharding, caller: str) -> ShardedTensor:
-    """Returns a tensor in another sharding, for reading; the transfer is recorded as an implicit one."""
-    buffers = operand_transfer(x._aval, sharding).buffers(x, caller)
-    return tensor_of(aval(x.shape, x.dtype, sharding, x.committed), tuple(buffers))
-
-
 def on_first(
-    x: ShardedTensor, function: Callable[[ShardedTensor], Sequence[ShardedTensor]], sharding: NamedSharding, caller: str
+    x: ShardedTensor, compute: Callable[..., Sequence[Any]], sharding: NamedSharding, caller: str
 ) -> list[ShardedTensor]:
-    """Returns the tensors that a function computes of a tensor on its first device, in a sharding of all devices."""
-    return [sent_to(y, sharding, caller) for y in function(sent_to(x, _first_of(x.sharding, x.ndim, caller), caller))]
+    """Returns the tensors of the arrays, of any size, that ``compute(xp, array)`` makes of a tensor on its first
+    device, in a sharding of all devices.
+
+    Raises:
+        NotAddressableError: the devices are those of another process.
+    """
+    value, device = x._aval, x.sharding.mesh.flat[0]
+    if is_remote(device):
+        raise elsewhere(x.sharding.mesh.flat)
+    backend, array = backend_of(device), to_first(value, x.sharding, caller).whole(x, caller)
+    with backend.on(device):
+        arrays = compute(backend.xp, array)
+        dtypes = list(map(backend.dtype_of, arrays))
+    results = []
+    for y, dtype in zip(arrays, dtypes, strict=True):
+        result = aval(tuple(y.shape), dtype, sharding, value.committed)
+        results.append(sent(result, y, _back(result, caller), caller))
+    return results
+
+
+def _back(value: Aval, caller: str) -> OperandTransfer:
+    """Returns the transfer of a result from the first device to all of them."""
+    return operand_transfer(alone(value, caller), value.sharding)
+
+
+def sent(value: Aval, array: Any, back: OperandTransfer, caller: str) -> ShardedTensor:
+    """Returns the tensor of that aval of which the first device has the elements, by the transfer of its array to the
+    others.
+    """
+    source = tensor_of(alone(value, caller), (array,))
+    return tensor_of(value, tuple(back.buffers(source, caller)))
 
 
 class FirstDevice:
@@ -104,6 +130,7 @@ class FirstDevice:
         self._compute = self._on_remote if is_remote(self._device) else compute
         if targets is None:
             self._gathers = [to_first(kind, first.sharding, caller) for kind in kinds]
+            self._backs = each_of(lambda value: _back(value, caller), results)
         else:
             self._gathers = list(map(operand_transfer, kinds, targets))
 
@@ -113,26 +140,25 @@ class FirstDevice:
         for gather, x in zip(self._gathers, operands, strict=True):
             arrays.append(gather.buffers(x, self._caller)[0])
         with self._backend.on(self._device):
-            return each_of(self._placed, self._results, self._compute(self._backend.xp, *arrays))
+            results = self._compute(self._backend.xp, *arrays)
+            if self._sends:
+                return each_of(self._sent, self._results, results, self._backs)
+            return each_of(
+                lambda value, array: tensor_of(value, (whole_of(array, value),), ([],)), self._results, results
+            )
+
+    def _sent(self, value: Aval, array: Any, back: OperandTransfer) -> ShardedTensor:
+        return sent(value, whole_of(array, value), back, self._caller)
 
     def _on_remote(self, xp: Any, *arrays: Any) -> Any:
         return each_of(lambda value: RemoteArray(value.shape, value.dtype), self._results)
-
-    def _placed(self, value: Aval, array: Any) -> ShardedTensor:
-        if not self._sends:
-            return tensor_of(value, (whole_of(array, value),), ([],))
-        source = tensor_of(alone(value, self._caller), (whole_of(array, value),))
-        return sent_to(source, value.sharding, self._caller)
 
     def infer(self, operands: Sequence[Any]) -> Any:
         """Returns the avals of the results, and records the messages, if a log or a guard is active."""
         for gather, x in zip(self._gathers, operands, strict=True):
             announce_reading(x)
             gather.infer(self._caller)
-        each_of(
-            lambda value: operand_transfer(alone(value, self._caller), value.sharding).infer(self._caller),
-            self._results,
-        )
+        each_of(lambda back: back.infer(self._caller), self._backs)
         return self._results
 
 

@@ -11,21 +11,24 @@ back, and R to all the others::
 
     bytes = 3 (P - 1) n² itemsize        2 (P - 1) n² itemsize without Q
 
-A device holds a few of these factors besides its rows and those of Q. The signs of R's rows are those that the tree
+A device holds a few of these factors besides its rows and those of Q. Up to 64 KiB, the first device receives all rows,
+and computes the same factors with the same bits. The signs of R's rows are those that the tree
 gives: they differ from LAPACK's, which are not unique either.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.core import operator
-from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.distributed import Whole, distributed
+from shardtensor.functions.algorithms.first_device import is_few
 from shardtensor.functions.algorithms.shards import Kernel, MeshCommunicator, Shards
 from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
@@ -114,7 +117,42 @@ def tall_r(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@distributed(tall_qr)
+def _qr_of_whole(value: Aval) -> Whole | None:
+    if not (is_few(value) and _is_long_of(value, -2, -1)):
+        return None
+    dtype, parts = factor_dtype(value.dtype), _parts(value)
+
+    def compute(xp: Any, x: Any) -> tuple[Any, Any]:
+        local, rounds, r = _up_at_once(xp, x, parts, _factorized)
+        factor = xp.eye(r.shape[-1], dtype=dtype)[None]
+        for q in reversed(rounds):
+            n, left = q.shape[-1], factor[..., q.shape[-3] :, :, :]
+            product = _of_each(xp, xp.matmul, q, factor[..., : q.shape[-3], :, :])
+            product = xp.reshape(product, (*product.shape[:-3], -1, n, n))
+            factor = xp.concat([product, left], axis=-3) if left.shape[-3] else product
+        products = [
+            _of_each(xp, xp.matmul, q, factor[..., begin:end, :, :])
+            for (begin, end, _), (q, _) in zip(parts, local, strict=True)
+        ]
+        rows = [xp.reshape(product, (*x.shape[:-2], -1, x.shape[-1])) for product in products]
+        return rows[0] if len(rows) == 1 else xp.concat(rows, axis=-2), r
+
+    q = aval(value.shape, dtype, value.sharding, value.committed)
+    return Whole((q, _aval_of_r(value, dtype)), compute, (value.ndim - 2,))
+
+
+def _r_of_whole(value: Aval) -> Whole | None:
+    if not (is_few(value) and _is_long_of(value, -2, -1)):
+        return None
+    parts = _parts(value)
+    return Whole(
+        _aval_of_r(value, factor_dtype(value.dtype)),
+        lambda xp, x: _up_at_once(xp, x, parts, _triangular)[2],
+        (value.ndim - 2,),
+    )
+
+
+@distributed(tall_qr, whole=_qr_of_whole)
 def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shards, Shards]:
     comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
     local, rounds, r = _up(x, comm, dtype, _factorized)
@@ -129,7 +167,7 @@ def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shard
     return local.make(q, _times, local.arrays, factor.arrays), _replicated(r, comm, dtype)
 
 
-@distributed(tall_r)
+@distributed(tall_r, whole=_r_of_whole)
 def _tall_r(x: Shards, along: Callable[[int], MeshCommunicator]) -> Shards:
     comm, dtype = along(x.value.ndim - 2), factor_dtype(x.value.dtype)
     return _replicated(_up(x, comm, dtype, _triangular)[2], comm, dtype)
@@ -158,10 +196,12 @@ def _up(
 
 def _replicated(r: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> Shards:
     """Returns the R of the first device on every device."""
-    x = r.value
+    return r.of(comm.broadcast(r.arrays, 0)).assembled(_aval_of_r(r.value, dtype))
+
+
+def _aval_of_r(x: Aval, dtype: np.dtype[Any]) -> Aval:
     *chains, _, _ = x.sharding.spec.chains_of(x.ndim)
-    value = aval(_square(x.shape), dtype, x.sharding.with_spec(P(*chains)), x.committed)
-    return r.of(comm.broadcast(r.arrays, 0)).assembled(value)
+    return aval(_square(x.shape), dtype, x.sharding.with_spec(P(*chains)), x.committed)
 
 
 # -- shapes of results -----------------------------------------------------------------------------
@@ -169,6 +209,51 @@ def _replicated(r: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> Shar
 
 def _square(shape: Shape) -> Shape:
     return (*shape[:-2], shape[-1], shape[-1])
+
+
+# -- all parts on one device -----------------------------------------------------------------------
+
+
+def _parts(x: Aval) -> list[tuple[int, int, int]]:
+    """Returns the ranges of devices that have equally many rows, at most two, each with this number."""
+    sizes = np.diff(x.grid.offsets[-2]).tolist()
+    ends = [*[k for k in range(1, len(sizes)) if sizes[k] != sizes[k - 1]], len(sizes)]
+    return [(begin, end, sizes[begin]) for begin, end in itertools.pairwise([0, *ends])]
+
+
+def _up_at_once(
+    xp: Any, x: Any, parts: Sequence[tuple[int, int, int]], factorize: Kernel
+) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
+    """Returns the factors of the rows of each range of devices, as stacks of matrices; for each round of the tree, the
+    stack of the factors Q; and R of the whole matrix.
+    """
+    local, at = [], 0
+    for begin, end, rows in parts:
+        some = x[..., at : at + (end - begin) * rows, :]
+        at += (end - begin) * rows
+        stack = xp.reshape(some, (*x.shape[:-2], end - begin, rows, x.shape[-1]))
+        local.append(_of_each(xp, functools.partial(factorize, xp), stack))
+    stacks, rounds = [factors[-1] for factors in local], list[Any]()
+    r = stacks[0] if len(stacks) == 1 else xp.concat(stacks, axis=-3)
+    n = r.shape[-1]
+    while (count := r.shape[-3]) > 1:
+        pairs, left = count // 2, r[..., count - count % 2 :, :, :]
+        q, r = _of_each(xp, xp.linalg.qr, xp.reshape(r[..., : 2 * pairs, :, :], (*r.shape[:-3], pairs, 2 * n, n)))
+        rounds.append(q)
+        r = xp.concat([r, left], axis=-3) if count % 2 else r
+    return local, rounds, r[..., 0, :, :]
+
+
+def _of_each(xp: Any, function: Kernel, *stacks: Any) -> Any:
+    """Returns what a function computes of each matrix of stacks, as stacks. Only NumPy's functions compute each matrix
+    of a stack with the same bits as alone.
+    """
+    if isinstance(stacks[0], np.ndarray):
+        return function(*stacks)
+    results = [function(*[stack[..., k, :, :] for stack in stacks]) for k in range(stacks[0].shape[-3])]
+    if not isinstance(results[0], tuple):
+        return xp.stack(results, axis=-3)
+    return tuple([xp.stack(column, axis=-3) for column in zip(*results, strict=True)])
 
 
 # -- on one device ---------------------------------------------------------------------------------

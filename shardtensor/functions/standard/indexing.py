@@ -285,7 +285,7 @@ def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = 
     The result has the dimensions of ``indices`` instead of ``axis``. Layouts are those of ``x[..., indices]``: the new
     dimensions are split as ``indices``, or else the first one by the mesh axes that split ``axis``, and the other
     dimensions of x keep their sharding. Only the selected elements are sent, by the devices that hold them: none if
-    ``axis`` is not split.
+    ``axis`` is not split. Up to 64 KiB of x and of the result, the first device receives x and selects them.
 
     Args:
         x: a tensor or a host array.

@@ -235,7 +235,7 @@ def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
     if rows.backend.on_host:
         return tuple(map(rows.tensor, np.nonzero(rows.whole())))
     if shares_memory(x):
-        return tuple(on_first(x, _nonzero, rows.sharding, "nonzero"))
+        return tuple(on_first(x, lambda xp, array: _positions(xp, array, 0), rows.sharding, "nonzero"))
     return _found_on_devices(rows)
 
 
@@ -261,16 +261,16 @@ def _rows_of(x: Any) -> _Rows:
 
 
 def _found_on_devices(rows: _Rows) -> tuple[ShardedTensor, ...]:
-    dtype = _INDEX
-
-    def search(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
-        first, *others = [xp.asarray(indices, dtype=dtype) for indices in xp.nonzero(array)]
-        return xp.add(first, begin) if begin else first, *others
-
     begins = [rows.grid.box(k)[0][0] for k in range(len(rows.grid.devices))]
-    found_here = rows.map(search, rows.shards(), begins)
+    found_here = rows.map(_positions, rows.shards(), begins)
     sizes = [int(indices[0].shape[0]) for indices in found_here]
-    return tuple([rows.tensor_of_parts(sizes, column, dtype) for column in zip(*found_here, strict=True)])
+    return tuple([rows.tensor_of_parts(sizes, column, _INDEX) for column in zip(*found_here, strict=True)])
+
+
+def _positions(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
+    """Returns the indices of the elements that are not zero, on one device whose rows begin there."""
+    first, *others = [xp.asarray(indices, dtype=_INDEX) for indices in xp.nonzero(array)]
+    return xp.add(first, begin) if begin else first, *others
 
 
 @operator()

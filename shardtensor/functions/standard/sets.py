@@ -193,12 +193,7 @@ def _declare(
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, **params: Any) -> Any:
-        extras, equal_nan = select(*params.values())
-        flat = xp.reshape(x, (-1,))
-        values, *others = distinct(xp, flat, extras, equal_nan)
-        if extras[1]:
-            others[extras[0]] = xp.reshape(others[extras[0]], x.shape)
-        return make(values, *others)
+        return make(*_on_device(xp, x, *select(*params.values())))
 
 
 _declare(unique_all, lambda: ((True, True, True), False), UniqueAll)
@@ -226,16 +221,16 @@ def _unique(x: Any, name: str, extras: Extras, equal_nan: bool, announcing: bool
         return results
     rows = Rows(x, name)
     if rows.backend.on_host and not announcing:
-        return list(map(rows.tensor, _on_host(rows.whole(), extras, equal_nan)))
+        return list(map(rows.tensor, _on_device(np, rows.whole(), extras, equal_nan)))
     if (shares_memory(x) and not announcing) or (isinstance(x, ShardedTensor) and is_few(x._aval)):
-        return on_first(x, lambda alone: _unique(alone, name, extras, equal_nan), rows.sharding, name)
+        return on_first(x, lambda xp, array: _on_device(xp, array, extras, equal_nan), rows.sharding, name)
     return distinct_of_rows(rows, shape, x.dtype, extras, equal_nan)
 
 
-def _on_host(x: Any, extras: Extras, equal_nan: bool) -> Sequence[Any]:
-    results = distinct(np, x.reshape(-1), extras, equal_nan)
+def _on_device(xp: Any, x: Any, extras: Extras, equal_nan: bool) -> Sequence[Any]:
+    results = distinct(xp, xp.reshape(x, (-1,)), extras, equal_nan)
     if extras[1]:
-        results[1 + extras[0]] = results[1 + extras[0]].reshape(x.shape)
+        results[1 + extras[0]] = xp.reshape(results[1 + extras[0]], x.shape)
     return results
 
 
@@ -246,13 +241,14 @@ def _isin_rule(shapes: Sequence[Shape], **params: Any) -> str:
     return f"..., {' '.join(f'k{d}' for d in range(len(shapes[1])))} -> ..."
 
 
-@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", tags=("unblocked",))
+@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", tags=("many kernels", "unblocked"))
 def isin(x1: ArrayLike, x2: ArrayLike, /, *, invert: bool = False) -> ShardedTensor:
     """Tests for each element of x1 whether it is equal to any element of x2. NaN is not.
 
     The result has x1's shape and dtype bool. x1 keeps its sharding. Where x2 is sharded, each device searches its
-    shard, and the results are combined. If the same mesh axis splits both, x2 is sorted, and the elements of x1 are
-    sent to the devices that hold the parts of x2 in which they may be (up to 64 KiB, the smaller one is gathered).
+    shard, and the results are combined (up to 64 KiB, the first device searches all of it). If the same mesh axis
+    splits both, x2 is sorted, and the elements of x1 are sent to the devices that hold the parts of x2 in which they
+    may be (up to 64 KiB, the smaller one is gathered).
 
     Args:
         x1: a tensor, an array or a scalar.

@@ -1,7 +1,7 @@
 """Counts of values: NumPy's histograms, and `digitize`.
 
-Where x is sharded, each device counts the elements of its shard, and the counts are added along a fixed tree. The
-result is replicated.
+Where x is sharded, each device counts the elements of its shard, and the counts are added along a fixed tree. Up to
+64 KiB, the first device counts all of them. The result is replicated.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     combine="sum",
     dtype=_histogram_dtype,
     error_name="histogram",
-    tags=("internal", "unblocked"),
+    tags=("internal", "many kernels", "unblocked"),
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, first: Any = None, last: Any = None

@@ -164,13 +164,15 @@ def _counts(xp: Any, lines: Any, skip_nan: bool) -> tuple[Any, Any]:
     NaN: NaN are at the end of a line, as NaT are.
     """
     shape = (*lines.shape[:-1], 1)
-    if not may_be_nan(xp, lines):
-        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), None
-    nan = xp.isnan(lines)
-    if not skip_nan:
-        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), nan[..., -1:]
-    count = xp.sum(xp.logical_not(nan), axis=-1, dtype=np.dtype("int64"), keepdims=True)
+    if not skip_nan or not may_be_nan(xp, lines):
+        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), _missing(xp, lines)
+    count = xp.sum(xp.logical_not(xp.isnan(lines)), axis=-1, dtype=np.dtype("int64"), keepdims=True)
     return count, xp.equal(count, 0)
+
+
+def _missing(xp: Any, lines: Any) -> Any:
+    """Returns in which lines an element is NaN, which is then the last one; None if none can be."""
+    return xp.isnan(lines[..., -1:]) if may_be_nan(xp, lines) else None
 
 
 def _at(xp: Any, lines: Any, index: Any) -> Any:
@@ -186,6 +188,13 @@ def _finished(xp: Any, context: ShardContext | Result, values: Any, nan: Any) ->
     return xp.reshape(xp.moveaxis(values, -1, 0), context.local_shape)
 
 
+def _beside(xp: Any, context: ShardContext | Result, a: Any, b: Any) -> tuple[Any, Any]:
+    """Returns b and the mean of a and b: of float16 in float32; durations have no wider dtype."""
+    wide = context.dtype if context.dtype.kind == "m" else np.result_type(context.dtype, np.float32)
+    low, high = [xp.asarray(x, dtype=wide) for x in (a, b)]
+    return high, xp.divide(xp.add(low, high), 2)
+
+
 def quantiles_of_lines(
     xp: Any, context: ShardContext | Result, x: Any, q: Any, width: str, axis: Any, method: str, skip_nan: bool
 ) -> Any:
@@ -195,6 +204,10 @@ def quantiles_of_lines(
         raise IndexingError(f"x has no elements along axis {axis}, of which a quantile could be taken")
     if 0 in lines.shape or 0 in context.local_shape:
         return xp.full(context.local_shape, math.nan, dtype=context.dtype)
+    if not skip_nan and method == MEDIAN:  # In all lines, the same two elements are in the middle, or the same one.
+        half, is_odd = divmod(lines.shape[-1], 2)
+        distance = np.asarray([1.0 if is_odd else 0.5])
+        return between_places(xp, context, lines, [half - 1 + is_odd], [half], distance, width, method)
     if isinstance(q, (int, float, np.ndarray, np.generic)) and not (skip_nan and may_be_nan(xp, lines)):
         numbers = np.reshape(q, (-1,))
         lower, upper, weight = places(np, np.full(numbers.size, lines.shape[-1]), numbers, width, method)
@@ -220,8 +233,15 @@ def between_places(
     own = own_kernel(xp, "quantiles_between", lines, lower, upper, weights, context.dtype, method == MEDIAN)
     if own is not None:
         return xp.reshape(own, context.local_shape)
-    a, b = [lines[..., xp.asarray(list(at), dtype=_INT)] for at in (lower, upper)]
-    nan = xp.isnan(lines[..., -1:]) if may_be_nan(xp, lines) else None
+    nan = _missing(xp, lines)
+    if len(lower) == 1:  # Slices take no kernel, but are no results: they would keep all lines alive.
+        a, b = [lines[..., at : at + 1] for (at,) in (lower, upper)]
+        if weights is None or method == MEDIAN:
+            is_element = weights is None or weights[0] == 1
+            values = xp.asarray(b, copy=True) if is_element else _beside(xp, context, a, b)[1]
+            return _finished(xp, context, values, nan)
+    else:
+        a, b = [lines[..., xp.asarray(list(at), dtype=_INT)] for at in (lower, upper)]
     distances = None if weights is None else xp.asarray(weights)
     return interpolated(xp, context, a, b, distances, width, method, nan)
 
@@ -234,10 +254,8 @@ def interpolated(
     """
     if weight is None:
         return _finished(xp, context, a, nan)
-    if method == MEDIAN:  # Of float16, the mean is computed in float32; durations have no wider dtype.
-        wide = context.dtype if context.dtype.kind == "m" else np.result_type(context.dtype, np.float32)
-        low, high = [xp.asarray(x, dtype=wide) for x in (a, b)]
-        return _finished(xp, context, xp.where(xp.equal(weight, 1), high, xp.divide(xp.add(low, high), 2)), nan)
+    if method == MEDIAN:
+        return _finished(xp, context, xp.where(xp.equal(weight, 1), *_beside(xp, context, a, b)), nan)
     step = xp.asarray(xp.subtract(b, a), dtype=context.dtype)  # As in NumPy, differences of integers may overflow.
     a, b = [xp.asarray(x, dtype=context.dtype) for x in (a, b)]
     nearer, rest = xp.greater_equal(weight, 0.5), xp.subtract(1, weight)

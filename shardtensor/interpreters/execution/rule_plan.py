@@ -14,7 +14,7 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import buffers_of, operand_transfer
 from shardtensor.core import Op
-from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, sent_to, to_first
+from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, to_first
 from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of, result_dtype
@@ -41,7 +41,7 @@ def rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: 
         layout: the layout of the result that the caller has chosen; None for the one that follows from the operands'.
     """
     laid = _layouts(op, kinds, params, mesh, layout)
-    if laid.on_first:
+    if _is_on_first(op, laid):
         return _plan_on_first(op, params, laid)
 
     @functools.cache
@@ -96,22 +96,26 @@ class _Layouts(NamedTuple):
     partial_axes: Chain
     panels: InParts | None
 
-    @property
-    def on_first(self) -> bool:
-        """Whether the first device computes the result for the others: all need the same operands, which are split and
-        have few bytes, and so does the result.
-        """
-        if self.panels or self.partial_axes or _is_split(self.value.grid) or not is_few(self.value):
-            return False
-        moves = [move for move in self.moves if move is not None]
-        if any(_is_split(move.target.grid(move.source.shape)) for move in moves):
-            return False
-        gathered = any(_is_split(move.source.grid) for move in moves)
-        return gathered and sum([move.source.nbytes for move in moves]) <= GATHERED
-
     def contexts(self, value: Aval, moves: Moves) -> list[ShardContext]:
         """Returns the position of each device's shards within the operands and a result."""
         return contexts_of(value, [move.target if move else None for move in moves], self.shapes)
+
+
+def _is_on_first(op: Op, laid: _Layouts) -> bool:
+    """Whether the first device computes the result for the others: they have few bytes of operands that are split, and
+    all need the same ones; or they would combine partial results that take many kernels, and whose bits do not depend
+    on how elements are grouped. All get the same result, which has few bytes, too.
+    """
+    value, moves = laid.value, [move for move in laid.moves if move is not None]
+    if laid.panels or _is_split(value.grid) or not is_few(value) or laid.target is not laid.kept:
+        return False
+    if laid.partial_axes:
+        if "many kernels" not in op.tags or op.combine is None or value.dtype.kind not in MONOIDS[op.combine].exact:
+            return False
+    elif any(_is_split(move.target.grid(move.source.shape)) for move in moves):
+        return False
+    gathered = any(_is_split(move.source.grid) for move in moves)
+    return gathered and sum([move.source.nbytes for move in moves]) <= GATHERED
 
 
 def _is_split(grid: Grid) -> bool:
@@ -197,7 +201,7 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
             chosen.append(strategies(laid.value, laid.moves))
             return "whole", _in_parts(_at_once(chosen[0]), laid.value, kept)
         run = _at_once(strategies(on_first, gathers))
-        return "first", lambda operands: sent_to(run(operands), kept.sharding, caller)
+        return "first", lambda operands: tensor_of(kept, tuple(back.buffers(run(operands), caller)))
 
     return Plan(
         op,

@@ -2,7 +2,8 @@
 
 Unless one GPU has all of them, index arrays are copied to the host, where the transfers are planned. The selected
 elements are sent directly from the devices that hold them to the devices whose shards of the result contain them, and
-only where they are missing.
+only where they are missing. Up to 64 KiB, the first device selects those of a split dimension, for which it receives
+the tensor, and sends the others their parts: that takes fewer messages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError
-from shardtensor.functions.algorithms.first_device import on_first, shares_memory
+from shardtensor.functions.algorithms.first_device import FirstDevice, alone, is_few, shares_memory
 from shardtensor.functions.standard.indexing import gather
 from shardtensor.host import blockwise
 from shardtensor.interpreters.views.device_indices import indices_on_device, shape_of_index
@@ -46,7 +47,9 @@ def _infer_gather(x: Any, index: Any) -> Aval:
     chosen = AdvancedIndex(inferred_index(index), x.shape)
     chosen.check()
     value = _layout(x._aval, chosen, index)
-    if is_recording():
+    if is_recording() and _is_few(x, chosen, value):
+        _on_first(x._aval, chosen, value).infer((x,))
+    elif is_recording():
         copied = not (value.backend.on_host or value.backend.simulated)
         _source(x, chosen, value.grid, True)[0].announce(x.dtype.itemsize, copied, "getitem")
     return value
@@ -108,15 +111,41 @@ def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...], index: Any) 
 
 def _selected(x: ShardedTensor, chosen: AdvancedIndex, value: Aval) -> ShardedTensor:
     """Returns the elements of a tensor on other devices than the host that an index on the host selects."""
-    if shares_memory(x):
-        return on_first(
-            x, lambda alone: (_selected(alone, chosen, _layout(alone._aval, chosen, ())),), value.sharding, "getitem"
-        )[0]
+    if shares_memory(x) or _is_few(x, chosen, value):
+        return _on_first(x._aval, chosen, value).run((x,))  # type: ignore[no-any-return]
     if value.spans and is_common(x):
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
     plan, here, arrays = _source(x, chosen, value.grid, False)
     rows = plan.run(local_views(here, arrays()), x.dtype)
     return tensor(value, offloaded(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
+
+
+def _is_few(x: ShardedTensor, chosen: AdvancedIndex, value: Aval) -> bool:
+    """Whether the first device selects elements for the others: they would exchange them, and there are few bytes.
+
+    Those of a view are selected where its base has them.
+    """
+    return type(x._storage) not in (View, ScalarElement) and _exchanges_few(x._aval, chosen.basic, chosen.dims, value)
+
+
+@functools.lru_cache(1024)
+def _exchanges_few(x: Aval, basic: Index, dims: tuple[int, ...], value: Aval) -> bool:
+    """Returns `_is_few` of a tensor that is no view, whose dimensions ``dims`` of a basic index's are indexed."""
+    chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(basic).chains
+    return is_few(x, value) and any(chains[d] for d in dims)
+
+
+def _on_first(x: Aval, chosen: AdvancedIndex, value: Aval) -> FirstDevice:
+    """Returns the call by which the first device selects the elements."""
+    backend, device = x.backend, x.sharding.mesh.flat[0]
+
+    def select(xp: Any, array: Any) -> Any:
+        array = box_of(chosen.basic, x.shape).of(backend, array)
+        array = xp.permute_dims(array, (*chosen.dims, *[d for d in range(array.ndim) if d not in chosen.dims]))
+        rows = array[tuple([backend.from_host(i, device) for i in chosen.arrays])]
+        return _placed(rows, alone(value, "getitem"), chosen, 0)
+
+    return FirstDevice("getitem", (x,), value, select)
 
 
 def _source(

@@ -140,7 +140,7 @@ class AdvancedIndex:
             self.check()
             return [np.zeros(0, np.intp) for _ in self.dims]
         walks = [array for w in self._walkers for array in w.indices()]
-        return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
+        return [np.ravel(w if w.shape == self.block else np.broadcast_to(w, self.block)) for w in walks]
 
 
 class _IndexArray:

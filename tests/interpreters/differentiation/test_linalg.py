@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.functions.algorithms import first_device
 from shardtensor.functions.linalg import elimination, panels
 from tests.interpreters.differentiation.numeric import check_gradients
 from tests.layouts import everywhere, mesh_of, strided
@@ -328,7 +329,8 @@ def of_tall(name: str, x: Any) -> Any:
 @everywhere
 @pytest.mark.parametrize("name", ["qr", "svd", "svdvals", "pinv", "cond"])
 def test_gradients_of_tall_matrices_move_small_factors_only(backend: str, name: str) -> None:
-    host = numbers((400, 3), "float64")
+    host = numbers((4000, 3), "float64")
+    assert host.nbytes > first_device.GATHERED
     wanted = np.asarray(st.grad(lambda x: of_tall(name, x))(put(host, "numpy")))
     x = put(host, backend, "x", count=4)
     with st.transfers() as log:
