@@ -28,6 +28,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor_cupy.kernels.line_scans": {"LONG": 2},
     "shardtensor_cupy.kernels.searches": {"_DIMENSIONS": 1},
     "shardtensor_cupy.kernels.number_sequences": {"_TAPS": 2},
+    "shardtensor_cupy.kernels.quantile_kernels": {"_MOST": 1},
     "shardtensor_cupy.kernels.large_ufuncs": {"LARGE": 1},
     "shardtensor.communication.between_processes.sums_across_processes": {"_BLOCK": 64},
     "shardtensor.communication.all_reduce": {"CHUNKED_FROM": 1},
