@@ -12,8 +12,8 @@ back, and R to all the others::
     bytes = 3 (P - 1) n² itemsize        2 (P - 1) n² itemsize without Q
 
 A device holds a few of these factors besides its rows and those of Q. Up to 64 KiB, the first device receives all rows,
-and computes the same factors with the same bits. The signs of R's rows are those that the tree
-gives: they differ from LAPACK's, which are not unique either.
+and computes the same factors with the same bits. The signs of R's rows are those that the tree gives: they differ from
+LAPACK's, which are not unique either.
 """
 
 from __future__ import annotations
