@@ -627,7 +627,7 @@ def test_reading_rows_sends_what_is_not_there(backend: str) -> None:
 
 
 def test_up_to_64_kib_the_first_device_selects_rows(backend: str) -> None:
-    """It receives all of x, and sends the others their parts, unless no indexed dimension is split."""
+    """It receives all of x, and sends the others their parts, unless each device has all rows that it selects."""
     mesh = mesh_of((4,), backend)
     x = st.device_put(array((10, 3), "float64", 1), mesh)
     answer = np.asarray(x)
@@ -638,7 +638,13 @@ def test_up_to_64_kib_the_first_device_selects_rows(backend: str) -> None:
         (np.s_[[0, 9], [1, 1]], [(8, 0, 1), *every]),
         (np.s_[[9, -10, 1], None, ::-2], [(16, 0, 1), (16, 0, 2), *every]),
         (answer[:, 0] > 0, None),
-        (np.s_[[], 1:], every),
+        ([[0, 1], [3, 4], [6, 8], [8, 9]], [(48, 0, 1), (48, 0, 2), (48, 0, 3), *every]),
+        (np.s_[[], 1:], []),
+        (np.s_[:, [], None], []),
+        ([0, 3, 6, 8], []),
+        (np.s_[[-9, 0, 2, 5, 4, 3, 6, 7, 9, 8], ::-1], []),
+        ([[0, 1], [3, 4], [6, 7], [8, 9]], []),
+        (np.isin(np.arange(10), [1, 4, 6, 9]), []),
     ]:
         if wanted is not None:
             assert moves(lambda index=index: x[index]) == wanted, index

@@ -125,7 +125,27 @@ def _is_few(x: ShardedTensor, chosen: AdvancedIndex, value: Aval) -> bool:
 
     Those of a view are selected where its base has them.
     """
-    return type(x._storage) not in (View, ScalarElement) and _exchanges_few(x._aval, chosen.basic, chosen.dims, value)
+    if type(x._storage) in (View, ScalarElement) or not _exchanges_few(x._aval, chosen.basic, chosen.dims, value):
+        return False
+    return not _stay(x._aval, chosen, value)
+
+
+def _stay(x: Aval, chosen: AdvancedIndex, value: Aval) -> bool:
+    """Whether each device has all elements that it selects, so that nothing would be sent: known of the usual case, in
+    which one dimension is split, and the first one of the block as it is.
+    """
+    if not value.nbytes:
+        chosen.check()
+        return True
+    chains, parts = [one.sharding.spec.chains_of(one.ndim) for one in (x, value)]
+    split, split_there = [[d for d, chain in enumerate(some) if chain] for some in (chains, parts)]
+    if len(split) > 1 or split_there != [chosen.at] or parts[chosen.at] != chains[split[0]]:
+        return False
+    viewed = whole_view_spec(x.shape, chains).at(chosen.basic).chains
+    (number,) = [k for k, d in enumerate(chosen.dims) if viewed[d]]
+    ends, rows = x.grid.offsets[split[0]], value.grid.offsets[chosen.at]
+    devices = np.repeat(np.arange(len(rows) - 1), np.diff(rows) * (chosen.rows // chosen.block[0]))
+    return bool(np.array_equal(np.searchsorted(ends[1:], chosen.arrays[number], side="right"), devices))
 
 
 @functools.lru_cache(1024)
