@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,7 +214,7 @@ def _places(size: int, count: int) -> Any:
     return numbers * size // count + (hashes * (size // count) >> 32)
 
 
-def _ranges(ranks: Sequence[int], size: int, count: int) -> Iterator[tuple[int, int, int]]:
+def _ranges(ranks: Sequence[int], size: int, count: int) -> list[tuple[int, int, int]]:
     """Returns the first and the last place in a sample between which the elements of ranks probably are, in ascending
     order, and how far the ranks are from these places at least. Ranges that overlap are one.
     """
@@ -227,7 +227,7 @@ def _ranges(ranks: Sequence[int], size: int, count: int) -> Iterator[tuple[int, 
             begin, _, least = found.pop()
             margin = min(margin, least)
         found.append((begin, end, margin))
-    return iter(found)
+    return found
 
 
 # -- by partitions ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ _OPTIONS = ("--fmad=false",)
 """A product and a sum are rounded one after the other, as by separate kernels."""
 
 _MOST = 8
-"""The number of quantiles up to which a kernel for each takes less time than the functions for all."""
+"""The number of quantiles up to which each takes a kernel: these are fewer than the functions for all take."""
 
 _FLOATS = ("float32", "float64")
 
