@@ -42,7 +42,7 @@ from shardtensor.communication.between_processes.rounds import as_bytes
 from shardtensor.communication.engine_protocol import LateError, LostError
 from shardtensor.communication.transfer import gather_across, is_one_in_all
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, DistributedError
 from shardtensor.functions.placement.global_arrays import (
     gather_to,
     global_array_to_host_local_array,
@@ -125,14 +125,15 @@ def initialize(
         num_processes: the number of processes.
         process_id: the number of this process, from 0 on.
         engine: ``"mpi"`` (needs mpi4py), ``"gloo"`` (needs PyTorch), ``"local"`` (one process) or that of a plugin; by
-            default the one that belongs to the launcher, and ``"gloo"`` for an address.
+            default the one that belongs to the launcher, and ``"gloo"`` for an address. ``"nccl"`` is one of these two
+            that sends arrays from GPU to GPU; it needs one GPU for each process.
         timeout: seconds that each exchange waits for the other processes; by default 300, or the environment variable
             ``SHARDTENSOR_TIMEOUT``.
         initialization_timeout: seconds that this call waits for them, not counting imports; by default the same.
 
     Raises:
         ArgumentError: arguments are missing, or contradict each other, the environment, or those of other processes.
-        BackendError: the engine's library is missing or does not belong to the launcher.
+        BackendError: the engine's library is missing or does not belong to the launcher, or it cannot connect the GPUs.
         DistributedError: it was called before, or processes have not come in time.
 
     >>> st.distributed.initialize(engine="local")
@@ -404,7 +405,30 @@ def _agree_on_devices(job: Agreement) -> None:
             )
     own = [[device.kind, memory] for device, memory in zip(devices, registry.memories_here(backend), strict=True)]
     kinds = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
+    if job.engine.device_backend:
+        _join_devices(job, backend.name)
     registry.join_processes(job.engine.process_index, backend.name, kinds)
+
+
+def _join_devices(job: Agreement, name: str) -> None:
+    """Connects the devices of the processes by the engine, which does so for those of one backend.
+
+    Raises:
+        ArgumentError: the default backend is another one.
+        BackendError: the devices cannot be connected.
+    """
+    wanted = job.engine.device_backend
+    if name != wanted:
+        _leave(job)
+        raise ArgumentError(
+            f"initialize: engine {job.engine.name!r} sends arrays between devices of backend {wanted!r}, and the "
+            f"default backend is {name!r}; set SHARDTENSOR_BACKEND={wanted} in all processes, or use another engine"
+        )
+    try:
+        job.join_devices()
+    except BackendError:
+        _leave(job)
+        raise
 
 
 def _divide_hardware(job: Agreement) -> None:

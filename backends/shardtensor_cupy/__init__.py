@@ -62,6 +62,7 @@ class CuPyBackend(Backend):
     helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 
     def __init__(self) -> None:
+        self.arrival_checks: list[Callable[[], None]] = []  # Raise an error if what a GPU has waited for has not come.
         self._cupy, visible = usable_cupy()
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
@@ -192,6 +193,12 @@ class CuPyBackend(Backend):
             logical.copies.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             logical.fail(error)
+        self._check_arrivals()
+
+    def _check_arrivals(self) -> None:
+        """Raises an error if arrays of other processes have not arrived; the host has waited for them."""
+        for check in self.arrival_checks:
+            check()
 
     def wait_for_caller(self, device: Device) -> None:
         """Makes the device's stream wait for the caller's current stream."""
@@ -246,6 +253,7 @@ class CuPyBackend(Backend):
         # Without `out`, CuPy may return the GPU's own memory (CUPY_ENABLE_UMP=1).
         host: HostArray = np.empty(array.shape, array.dtype)
         array.get(stream=self._logical_devices[device].stream, out=host)
+        self._check_arrivals()
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
@@ -428,6 +436,7 @@ class CuPyBackend(Backend):
             event.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             logical.fail(error)
+        self._check_arrivals()
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
         """Returns the DLPack device: type 2 (CUDA) and the number of the GPU."""

@@ -18,7 +18,7 @@ _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MI
 
 
 @functools.cache
-def _library() -> Any:
+def library() -> Any:
     """Returns the module cupy.cuda.nccl, or None if it is unavailable."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns if the library is missing.
@@ -31,7 +31,7 @@ def _library() -> Any:
 
 @functools.lru_cache(16)
 def _communicators(gpus: tuple[int, ...]) -> Any:
-    return _library().NcclCommunicator.initAll(list(gpus))
+    return library().NcclCommunicator.initAll(list(gpus))
 
 
 def all_reduce(cupy: Any, arrays: Sequence[Any], devices: Sequence[LogicalDevice], operator: str) -> list[Any] | None:
@@ -51,7 +51,7 @@ def all_reduce(cupy: Any, arrays: Sequence[Any], devices: Sequence[LogicalDevice
     first = arrays[0]
     if len(gpus) < 2 or len(set(gpus)) < len(gpus) or first.dtype.char not in _TYPES or not first.nbytes:
         return None
-    nccl = _library()
+    nccl = library()
     if nccl is None:
         return None
     sources, out = [], []

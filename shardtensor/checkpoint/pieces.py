@@ -10,7 +10,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import is_remote
-from shardtensor.communication.between_processes.processes import host_copies
+from shardtensor.communication.between_processes.freight import host_copies
 from shardtensor.communication.transfer import are_joined
 from shardtensor.files.chunk_grids import Box
 from shardtensor.sharding.layout import NamedSharding

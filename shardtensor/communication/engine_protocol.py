@@ -1,15 +1,16 @@
 """`Engine`: the protocol of the plugins that transport bytes between the processes of a job.
 
-An engine moves bytes and knows nothing else: no dtype, no tensor, no mesh. What the processes call, and whether they
-call the same, is checked above it, by `shardtensor.communication.between_processes.agreement`.
+An engine moves bytes and knows nothing else: no dtype, no tensor, no mesh. One may also move arrays between devices.
+What the processes call, and whether they call the same, is checked above it, by
+`shardtensor.communication.between_processes.agreement`.
 """
 
 from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -60,12 +61,16 @@ class Engine(abc.ABC):
         name: the name of the entry point.
         launchers: the launchers whose processes this engine can connect; see
             `shardtensor.communication.between_processes.launchers`.
+        device_backend: the name of the backend whose arrays the engine sends from the devices of a process to those of
+            another, by `exchange_arrays`; by default it is empty, and arrays are copied to host memory and sent from
+            there.
         process_index: the number of this process.
         process_count: the number of processes.
     """
 
     name: ClassVar[str]
     launchers: ClassVar[frozenset[str]] = frozenset()
+    device_backend: ClassVar[str] = ""
     process_index: int
     process_count: int
 
@@ -114,6 +119,39 @@ class Engine(abc.ABC):
         Raises:
             LateError, LostError: see `agree`.
         """
+
+    def join_devices(self, lose: Callable[[LateError | LostError], NoReturn], deadline: float) -> None:  # noqa: B027
+        """Connects the devices of the processes. It is called once where the engine has a `device_backend`, when each
+        process knows its own devices, and before `exchange_arrays`.
+
+        Args:
+            lose: raises the error of the job that arrays have not arrived. An engine whose `exchange_arrays` returns
+                before they have arrived has the backend call it before the host reads elements.
+            deadline: see above.
+
+        Raises:
+            BackendError: the devices cannot be connected; it is raised in all processes.
+            LateError, LostError: see `agree`.
+        """
+
+    def exchange_arrays(
+        self, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]], deadline: float
+    ) -> None:
+        """Sends arrays to each process in ``outgoing``, and receives arrays from each in ``incoming``, in order.
+
+        The arrays are on devices, in row-major order, and have elements. Both sides know their shapes and dtypes. The
+        engine orders this after the work on the devices so far, and later work on the devices after it, so that it may
+        return before the elements have arrived.
+
+        Args:
+            outgoing: the arrays by the number of the process that receives them.
+            incoming: the arrays that receive the elements, by the number of the process that sends.
+            deadline: the time at which the elements must have arrived.
+
+        Raises:
+            LateError, LostError: see `agree`.
+        """
+        raise NotImplementedError(f"engine {self.name!r} has no device_backend, and sends no arrays of devices")
 
     @abc.abstractmethod
     def absent(self) -> list[int]:

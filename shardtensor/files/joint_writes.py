@@ -19,11 +19,11 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_processes.freight import host_copies
 from shardtensor.communication.between_processes.processes import (
     described,
     everywhere,
     gather_texts,
-    host_copies,
     is_common,
     note,
     process_of,

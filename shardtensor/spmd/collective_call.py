@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardtensor.backend.device import Device
-from shardtensor.communication.between_processes.processes import host_copies
+from shardtensor.communication.between_processes.freight import host_copies
 from shardtensor.tensor.tensor import ShardedTensor
 
 Work = Callable[[list[Any]], Sequence[Any]]

@@ -7,11 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from shardtensor.backend import HostArray, load
 from shardtensor.communication.between_processes.launchers import engine_and_launch
+from shardtensor.communication.between_processes.processes import JOB
 from shardtensor.engine import Engine, LateError, LostError
 from shardtensor.launcher import launch
 
@@ -29,6 +31,7 @@ class EngineTests:
         engine: the name of the engine.
         launcher: how processes are started: ``"gloo"`` gives them an address, and ``"mpi"`` runs mpiexec.
         kills_all: whether the launcher ends all processes as soon as one is killed.
+        module: the module that runs the programs below in each process; another one calls `main` of this one.
 
     >>> from shardtensor.testing import EngineTests
     >>> class TestMine(EngineTests):
@@ -38,11 +41,12 @@ class EngineTests:
     engine: str = ""
     launcher: str = "gloo"
     kills_all: bool = False
+    module: str = __name__
 
     def run(self, programs: str, processes: int) -> tuple[int, list[str]]:
         """Runs one of the programs below, or several, and returns the exit status and the lines of output."""
         lines: list[str] = []
-        command = [sys.executable, "-m", __name__, self.engine, *programs.split()]
+        command = [sys.executable, "-m", self.module, self.engine, *programs.split()]
         return launch(command, processes, self.launcher, timeout=LIMIT, output=lines.append), lines
 
     def passes(self, program: str, processes: int) -> None:
@@ -66,6 +70,15 @@ class EngineTests:
     def test_messages_that_cross_do_not_block_each_other(self) -> None:
         """Two processes send 16 MiB to each other at the same time, from read-only memory."""
         self.passes("cross", 2)
+
+    def test_arrays_of_devices_arrive_unchanged(self) -> None:
+        """`Engine.exchange_arrays`, where the engine has a device_backend."""
+        self.passes("arrays", 3)
+
+    def test_arrays_that_do_not_arrive_are_an_error_where_they_are_read(self) -> None:
+        """Deadlines of `Engine.exchange_arrays`, where the engine has a device_backend."""
+        lines = self.run("late_arrays", 3)[1]
+        assert {"[0] ok", "[2] ok"} <= set(lines), f"engine {self.engine!r}: late_arrays printed {lines}"
 
     def test_a_process_that_does_not_come_is_a_timeout_that_names_it(self) -> None:
         """Deadlines, and `Engine.absent`."""
@@ -150,6 +163,53 @@ def _cross(engine: Engine) -> None:
     assert (received == other).all()
 
 
+def _arrays(engine: Engine) -> None:
+    if not engine.device_backend:
+        return
+    own, count = engine.process_index, engine.process_count
+    backend = load(engine.device_backend)
+    device = backend.devices()[0]
+
+    def content(sender: int, receiver: int, round: int) -> list[HostArray]:
+        dtypes = [np.dtype(letter) for letter in "bhdF"[: (sender + 2 * receiver + round) % 5]]
+        return [np.arange(1 + 1000 * round + n).astype(dtype) + sender for n, dtype in enumerate(dtypes)]
+
+    others = [k for k in range(count) if k != own]
+    for round in range(6):
+        with backend.on(device):
+            sent = {k: [backend.from_host(a, device) for a in content(own, k, round)] for k in others}
+            received = {k: [backend.xp.zeros(a.shape, dtype=a.dtype) for a in content(k, own, round)] for k in others}
+            outgoing, incoming = ({k: a for k, a in arrays.items() if a} for arrays in (sent, received))
+            engine.exchange_arrays(outgoing, incoming, _later())
+            del sent, outgoing  # What is on its way does not depend on who holds it.
+            doubled = {k: [a + a for a in arrays] for k, arrays in received.items()}
+            for k, arrays in doubled.items():
+                for array, right in zip(arrays, content(k, own, round), strict=True):
+                    assert np.array_equal(backend.to_host(array, device), right + right), (k, round)
+
+
+def _late_arrays(engine: Engine) -> None:
+    if not engine.device_backend:
+        _say_ok()
+        os._exit(1)
+    if engine.process_index == 1:
+        time.sleep(SOON + 15)  # The launcher ends it before.
+    backend = load(engine.device_backend)
+    device, begin = backend.devices()[0], time.monotonic()
+    with backend.on(device):
+        arrays = {k: [backend.from_host(np.zeros(100), device)] for k in range(3) if k != engine.process_index}
+        into = {k: [backend.xp.zeros((100,), dtype=np.dtype(np.float64))] for k in arrays}
+
+        def read() -> None:
+            engine.exchange_arrays(arrays, into, _soon())
+            backend.to_host(into[1][0], device)
+
+        _raises((LateError,), read)
+    assert time.monotonic() - begin < SOON + 1.5
+    _raises((LateError,), lambda: engine.agree(b"x", _soon()))
+    _end_without_1(engine)
+
+
 def _late(engine: Engine) -> None:
     if engine.process_index == 1:
         time.sleep(SOON + 15)  # The launcher ends it before.
@@ -231,10 +291,17 @@ def _raises(kinds: tuple[type[Exception], ...], function: Callable[[], Any]) -> 
     raise AssertionError(f"no error, but wanted one of {kinds}")
 
 
+def _lose(error: LateError | LostError) -> NoReturn:
+    raise error
+
+
 def main(name: str, *programs: str) -> None:
     """Runs programs on the engine of that name."""
+    JOB.was_requested = True  # The processes are connected here, without st.distributed.initialize.
     kind, start = engine_and_launch(name, None, None, None)
     engine = kind.start(start, LIMIT)
+    if kind.device_backend:
+        engine.join_devices(_lose, _later())
     for program in programs:
         globals()[f"_{program}"](engine)
     engine.agree(b"end", _later())

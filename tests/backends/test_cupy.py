@@ -1587,7 +1587,7 @@ def test_reductions_by_nccl(name: str, dtype: str, reductions: list[bool], monke
     wanted = SUMS[name](np, host)
     for n, (gpu_count, library) in enumerate(((4, True), (2, True), (4, False))):
         if not library:
-            monkeypatch.setattr(nccl, "_library", lambda: None)
+            monkeypatch.setattr(nccl, "library", lambda: None)
         with machine(devices=gpu_count, **ORDERS[n]) as m:
             x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
             y = SUMS[name](st, x)

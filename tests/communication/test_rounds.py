@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as some
 
 from shardtensor.backend.device import HOST
-from shardtensor.communication.between_processes.processes import _Freight
+from shardtensor.communication.between_processes.freight import Freight
 from shardtensor.communication.between_processes.rounds import Parcel, boxes, rounds
 from tests.layouts import shapes
 
@@ -62,7 +62,7 @@ def test_packets_are_limited_and_have_every_byte_once(data: Any, most: int) -> N
 def test_an_array_that_several_processes_receive_is_packed_for_each(wanted: list[tuple[int, int]], most: int) -> None:
     arrays = [np.arange(size, dtype=np.uint8) for size in (10, 40, 100)]
     parcels = [Parcel(0, receiver, arrays[n].shape, arrays[n].dtype) for receiver, n in wanted]
-    freight = _Freight(parcels, [(arrays[n], HOST, HOST) for _, n in wanted], [None] * len(wanted))
+    freight = Freight(parcels, [(arrays[n], HOST, HOST) for _, n in wanted], [None] * len(wanted))
     arrived = [np.full_like(arrays[n], 255) for _, n in wanted]
     for packets in rounds(tuple(parcels), most).packets:
         outgoing, incoming = next(freight._round(packets))

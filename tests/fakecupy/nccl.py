@@ -1,8 +1,14 @@
-"""The module ``cupy.cuda.nccl``: collectives of the devices of one process, each as one operation on each stream."""
+"""The module ``cupy.cuda.nccl``.
+
+Communicators of the devices of one process have collectives, each as one operation on each stream. Communicators of
+several processes send and receive: what a group sends is one operation, and what it receives another one, which its
+stream begins when all messages have come. What a stream does before a message is sent runs without the host.
+"""
 
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -10,6 +16,7 @@ import numpy as np
 from . import cuda, memory
 from . import world as w
 from .errors import NcclError, WrongDeviceError
+from .nccl_links import ID, Links, unique_id
 
 DTYPES = {
     0: np.int8,
@@ -53,7 +60,15 @@ def groupEnd() -> None:
 def _queue(calls: list[Any]) -> None:
     """Matches the calls of the ranks of each clique in order, and queues each collective as one operation."""
     cliques: dict[int, dict[int, list[Any]]] = {}
+    messages: dict[Any, list[Any]] = {}
     for call in calls:
+        if isinstance(call[0].links, Links):
+            messages.setdefault(call[0], []).append(call)
+    for communicator, together in messages.items():
+        _exchange(communicator, together)
+    for call in calls:
+        if call[0] in messages:
+            continue
         cliques.setdefault(id(call[0].clique), {}).setdefault(call[0].rank, []).append(call)
     for ranks in cliques.values():
         some = next(iter(ranks.values()))[0][0]
@@ -105,11 +120,61 @@ def _collective(kind: Any, ranks: list[Any]) -> None:
         world.wait(s, world.record(streams[0]))
 
 
-class NcclCommunicator:
-    """A device of a clique."""
+def _exchange(communicator: NcclCommunicator, calls: list[Any]) -> None:
+    """Queues the messages of a group, and begins to run what is queued before them."""
+    world, links, stream = w.world, communicator.links, calls[0][4]
+    if any(call[4] is not stream for call in calls):
+        raise NcclError(5, "the messages of a group are on several streams, which the double does not model")
+    sent, received = [], []
+    for _, (name, count, datatype, _, peer), send, recv, _ in calls:
+        pointer = memory.MemoryPointer(memory.UnownedMemory(send or recv, 1, None), 0)
+        if pointer.device_id != stream.device:
+            raise WrongDeviceError(f"{name}: device {stream.device} received memory of another device")
+        nbytes = count * np.dtype(DTYPES[datatype]).itemsize
+        (sent if name == "send" else received).append((peer, pointer, pointer.raw(nbytes)))
+    out = [(peer, raw) for peer, _, raw in sent]
+    into = [(peer, raw) for peer, _, raw in received]
 
-    def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
-        raise NotImplementedError("several processes are not modelled; use initAll")
+    def send_all() -> None:
+        for peer, raw in out:
+            links.send(peer, raw.tobytes())
+
+    world.launch("ncclSend", send_all, [pointer for _, pointer, _ in sent], [], stream)
+    world.run_alone(stream)
+    if not into:
+        return
+    arrival, messages = world.expect(stream), list[Any]()
+
+    def receive_all() -> None:
+        messages.extend(links.receive(peer, len(raw)) for peer, raw in into)
+        world.arrived(arrival)
+
+    def write_all() -> None:
+        for (_, raw), message in zip(into, messages, strict=True):
+            if message is not None:
+                raw[...] = np.frombuffer(message, np.uint8)
+
+    communicator.receive(receive_all)
+    world.launch("ncclRecv", write_all, [], [pointer for _, pointer, _ in received], stream)
+
+
+class NcclCommunicator:
+    """A device of a clique, or of several processes."""
+
+    def __init__(self, ndev: int, commId: tuple[int, ...], rank: int) -> None:
+        assert len(commId) == ID
+        self.rank, self.device, self.clique = rank, w.world.current(), [self] * ndev
+        self.links = Links(ndev, commId, rank)
+        self._receiving: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def receive(self, function: Any) -> None:
+        """Calls a function that waits for messages, after those before."""
+        self._receiving.put(function)
+
+    def _receive(self) -> None:
+        while True:
+            self._receiving.get()()
 
     @staticmethod
     def initAll(devices: int | list[int]) -> list[NcclCommunicator]:
@@ -128,6 +193,7 @@ class NcclCommunicator:
             clique.append(made)
         return list(clique)
 
+    links: Any = None
     clique: list[NcclCommunicator]
     rank: int
     device: int
@@ -143,15 +209,27 @@ class NcclCommunicator:
 
     def destroy(self) -> None:
         self.clique = []
+        if self.links is not None:
+            self.links.close(abort=False)
 
-    abort = destroy
+    def abort(self) -> None:
+        self.clique = []
+        if self.links is not None:
+            self.links.close(abort=True)
 
     def check_async_error(self) -> None:
-        pass
+        if self.links is not None:
+            self.links.check()
 
     def _call(self, name: str, send: int, recv: int, count: int, datatype: int, op: int, root: int, ptr: int) -> None:
         if datatype not in DTYPES:
             raise NcclError(4, f"datatype {datatype}")
+        if (self.links is not None) != (name in ("send", "recv")):
+            raise NotImplementedError(
+                f"{name}: the double has collectives in one process, and messages between several"
+            )
+        if name in ("send", "recv") and not (0 <= root < len(self.clique) and root != self.rank):
+            raise NcclError(4, f"rank {root}")
         s = w.world.gpus[self.device].null if ptr < 16 else w.world.find(ptr)
         if s is None or s.device != self.device:
             raise NcclError(4, "the stream is not of the communicator's device")
@@ -179,6 +257,12 @@ class NcclCommunicator:
     def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
         self._call("allGather", sendbuf, recvbuf, count, datatype, 0, 0, stream)
 
+    def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        self._call("send", sendbuf, 0, count, datatype, 0, peer, stream)
+
+    def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        self._call("recv", 0, recvbuf, count, datatype, 0, peer, stream)
+
 
 NAMES = {
     **CONSTANTS,
@@ -189,5 +273,5 @@ NAMES = {
     "NcclError": NcclError,
     "get_version": lambda: 22005,
     "get_build_version": lambda: 22005,
-    "get_unique_id": lambda: bytes(128),
+    "get_unique_id": unique_id,
 }

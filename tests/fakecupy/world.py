@@ -79,6 +79,10 @@ class Stream:
         self.clock.pop(self, None)
 
 
+class Arrivals(Stream):
+    """Messages of other processes that a stream waits for: a thread counts in `done` those that have come."""
+
+
 class Gpu:
     """A device: its streams, its memory pool, and the last error of its work."""
 
@@ -109,6 +113,7 @@ class World:
         self.config = config
         self.rng = random.Random(config.seed)
         self.lock = threading.Lock()
+        self.arrival = threading.Condition(self.lock)
         self.gpus = [Gpu(i) for i in range(config.devices)]
         self.streams: list[Stream] = [gpu.null for gpu in self.gpus]
         self.by_ptr: dict[int, Stream] = {}
@@ -354,6 +359,10 @@ class World:
         stack = [(stream, seq)]
         while stack:
             s, n = stack[-1]
+            if isinstance(s, Arrivals):
+                self.arrival.wait_for(lambda s=s, n=n: s.done >= n)  # type: ignore[misc]
+                del stack[1:]  # Other threads may have run some of the work meanwhile.
+                continue
             if s.done >= n:
                 stack.pop()
                 continue
@@ -371,6 +380,31 @@ class World:
                 run()
             except Exception as error:  # reported at the next wait, as on a GPU
                 self.gpus[s.device].error = error
+
+    # -- messages of other processes -----------------------------------------------------------------
+
+    def run_alone(self, stream: Stream) -> None:
+        """Runs the work that a stream has now, as a GPU does without the host."""
+
+        def run(seq: int = stream.seq) -> None:
+            with self.lock:
+                self._run(stream, seq)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def expect(self, stream: Stream) -> Arrivals:
+        """Makes later work of a stream wait for messages that have not come yet."""
+        with self.lock:
+            arrivals = Arrivals(0, stream.device, NON_BLOCKING)
+            arrivals.seq = 1
+            self._append(stream, None, (*self._enter(stream), (arrivals, 1)))
+            return arrivals
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Tells that the messages have come."""
+        with self.lock:
+            arrivals.done = 1
+            self.arrival.notify_all()
 
     # -- waiting -------------------------------------------------------------------------------------
 
@@ -424,6 +458,8 @@ class World:
             s, n = stream, seq
             while (first := next((d for d in s.queue[0][1] if d[0].done < d[1]), None)) is not None:
                 s, n = first
+                if isinstance(s, Arrivals):
+                    return False
             with np.errstate(all="ignore"):
                 self._pop(s)
             return False

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from shardtensor.communication.between_processes.difference import (
     DETAIL,
@@ -218,6 +218,27 @@ class Agreement:
         Raises:
             DistributedError: see `gather`.
         """
+        with self._in_exchange(call):
+            for messages in rounds:
+                for outgoing, incoming in messages:
+                    self._engine_call(functools.partial(self._exchange, outgoing, incoming))
+
+    def exchange_arrays(
+        self, call: str, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]]
+    ) -> None:
+        """Sends and receives arrays of devices; see `Engine.exchange_arrays`.
+
+        Raises:
+            DistributedError: see `gather`. Elements that do not arrive later are an error where the host reads some.
+        """
+        for k, arrays in outgoing.items():
+            self.sent[k] += sum([array.nbytes for array in arrays])
+        with self._in_exchange(call):
+            self._engine_call(functools.partial(self.engine.exchange_arrays, outgoing, incoming))
+
+    @contextlib.contextmanager
+    def _in_exchange(self, call: str) -> Iterator[None]:
+        """A context for the messages of a call, on which the processes agree first."""
         if self._accompanied and not self._is_others():
             call = self._accompanied
             self.gather(call, _MORE)
@@ -227,9 +248,7 @@ class Agreement:
             else:
                 self._agree(call)
             with self._in_the_middle():
-                for messages in rounds:
-                    for outgoing, incoming in messages:
-                        self._engine_call(functools.partial(self._exchange, outgoing, incoming))
+                yield
 
     @contextlib.contextmanager
     def accompanied(self, call: str) -> Iterator[None]:
@@ -294,6 +313,21 @@ class Agreement:
         """Compares the headers, and returns the short records that all processes send with them."""
         self._append(call)
         return self._compare(State.RUNNING, record=record)
+
+    def join_devices(self) -> None:
+        """Connects the devices of the processes; see `Engine.join_devices`.
+
+        Raises:
+            BackendError: they cannot be connected.
+            DistributedError: see `gather`.
+        """
+        with self._exclusive("initialize: devices"):
+            self._engine_call(functools.partial(self.engine.join_devices, self._lose))
+
+    def _lose(self, error: LateError | LostError) -> NoReturn:
+        """Raises the error that arrays of an earlier exchange have not arrived, and tells the other processes."""
+        self._interrupted(error, f"arrays that other processes have sent have not arrived: {error}")
+        raise DistributedError(f"{self.broken}; restart all processes", self._detailed(str(error))) from error
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -442,13 +476,13 @@ class Agreement:
             self._interrupted(error)
             raise
 
-    def _interrupted(self, error: BaseException) -> None:
+    def _interrupted(self, error: BaseException, reason: str = "an exchange between processes was interrupted") -> None:
         """Tells the other processes that this one has left an exchange."""
         if self.broken:
             return
         self._in_step = False
         self._is_notifier = True
-        self.broken = "an exchange between processes was interrupted"
+        self.broken = reason
         self.engine.notify(f"{_shown(place_of(error))}{DETAIL}{_one_line(error)}")
 
     def _detailed(self, details: str) -> str:

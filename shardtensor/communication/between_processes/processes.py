@@ -14,8 +14,6 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import (
-    array_backend,
-    backend_of,
     in_other_process,
     is_remote,
     process_index,
@@ -23,9 +21,9 @@ from shardtensor.backend.registry import (
 )
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
-from shardtensor.communication.between_processes.rounds import MOST, Packet, Parcel, as_bytes, boxes, rounds
+from shardtensor.communication.between_processes.freight import Freight, host_copies, numpy_dtype
+from shardtensor.communication.between_processes.rounds import MOST, Parcel, boxes
 from shardtensor.errors import DistributedError, NotAddressableError
-from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.spec import PartitionSpec
@@ -227,7 +225,9 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
 def _layout(x: Any) -> Any:
     if x is None:
         return None
-    return {"parts": [_layout(part) for part in x]} if isinstance(x, tuple) else [text_of(_dtype(x)), list(x.shape)]
+    return (
+        {"parts": [_layout(part) for part in x]} if isinstance(x, tuple) else [text_of(numpy_dtype(x)), list(x.shape)]
+    )
 
 
 def _remote_of(layout: Any) -> Any:
@@ -275,14 +275,14 @@ def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str, into: Seq
     for n, (array, source, destination) in enumerate(messages):
         if HOST.backend in (source.backend, destination.backend):
             if is_remote(destination):
-                results[n] = RemoteArray(array.shape, _dtype(array))
+                results[n] = RemoteArray(array.shape, numpy_dtype(array))
         elif (sender := process_of(source)) != (receiver := process_of(destination)):
             numbers.append(n)
-            parcels.append(Parcel(sender, receiver, tuple(array.shape), _dtype(array)))
+            parcels.append(Parcel(sender, receiver, tuple(array.shape), numpy_dtype(array)))
     if not parcels:
         return results
-    freight = _Freight(parcels, [messages[n] for n in numbers], [into[n] if into else None for n in numbers])
-    for n, array in zip(numbers, freight.carried(caller), strict=True):
+    freight = Freight(parcels, [messages[n] for n in numbers], [into[n] if into else None for n in numbers])
+    for n, array in zip(numbers, freight.carried(connected(caller), caller), strict=True):
         results[n] = array
     return results
 
@@ -313,7 +313,7 @@ def everywhere(
         if into is None:
             results += host_copies([(array, device, None)])
             continue
-        for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
+        for box, _ in boxes(tuple(array.shape), MOST // max(numpy_dtype(array).itemsize, 1)):
             index: Any = (*box, ...)
             (into[n][index],) = host_copies([(array, device, box)])
         results.append(into[n])
@@ -322,179 +322,13 @@ def everywhere(
         for n, (array, device) in enumerate(zip(arrays, devices, strict=True)):
             if (sender := process_of(device)) != receiver:
                 numbers.append(n)
-                parcels.append(Parcel(sender, receiver, tuple(array.shape), _dtype(array)))
+                parcels.append(Parcel(sender, receiver, tuple(array.shape), numpy_dtype(array)))
                 messages.append((array, device, HOST))
     if parcels:
         targets = [results[n] if p.receiver == here else None for n, p in zip(numbers, parcels, strict=True)]
         for n, parcel, array in zip(
-            numbers, parcels, _Freight(parcels, messages, targets).carried(caller), strict=True
+            numbers, parcels, Freight(parcels, messages, targets).carried(job, caller), strict=True
         ):
             if parcel.receiver == here:
                 results[n] = array
     return results if receives else []
-
-
-class _Freight:
-    """Arrays that processes send to each other, in one exchange.
-
-    Args:
-        parcels: the arrays.
-        messages: for each the array itself, if this process sends it, its device, and that which receives it.
-        into: for each the array that receives the elements, or None.
-    """
-
-    def __init__(
-        self, parcels: Sequence[Parcel], messages: Sequence[tuple[Any, Device, Device]], into: Sequence[Any]
-    ) -> None:
-        self._parcels = parcels
-        self._messages = messages
-        self._into = list(into)
-        self._here = process_index()
-
-    def carried(self, caller: str) -> list[Any]:
-        """Returns the arrays that this process receives, and the shapes and dtypes of the others."""
-        # Programs of one process do not need it.
-        from shardtensor.communication.between_processes.agreement import SHORT
-
-        plan = rounds(tuple(self._parcels), MOST)
-        for number in plan.cut:
-            if self._into[number] is None and self._parcels[number].receiver == self._here:
-                self._into[number] = self._empty(number)
-        job, call = connected(caller), f"{caller}: {plan.text}"
-        if plan.longest <= SHORT and len(plan.packets) == 1 and job.sends_short:
-            self._send_short(job, call, plan.packets[0], SHORT)
-        else:
-            job.stream(call, map(self._round, plan.packets))
-        return [
-            array if parcel.receiver == self._here else RemoteArray(parcel.shape, parcel.dtype)
-            for parcel, array in zip(self._parcels, self._into, strict=True)
-        ]
-
-    def _send_short(self, job: Agreement, call: str, packets: Sequence[Packet], size: int) -> None:
-        """Sends packets of few bytes together with the header, to all processes."""
-        own = [packet for packet in packets if packet.sender == self._here]
-        for packet in own:
-            job.sent[packet.receiver] += packet.nbytes
-        records = job.gather(call, b"".join([self._packed(packet).tobytes() for packet in own]).ljust(size, b"\0"))
-        begins: dict[int, int] = {}
-        for packet in packets:
-            begin = begins.get(packet.sender, 0)
-            begins[packet.sender] = begin + packet.nbytes
-            if packet.receiver == self._here:
-                # A copy, since bytes cannot be written to, and may not be aligned.
-                arrived = np.frombuffer(records[packet.sender], np.uint8, packet.nbytes, begin).copy()
-                target = self._target(packet)
-                if target is not None:
-                    target[...] = arrived
-                self._store(packet, arrived)
-
-    def _round(self, packets: Sequence[Packet]) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
-        """Yields what is sent to and received from each process, and then stores what was received."""
-        outgoing: dict[int, Any] = {}
-        incoming: dict[int, Any] = {}
-        packed: dict[Any, Any] = {}  # Arrays that go to several processes are packed once.
-        for packet in packets:
-            if packet.sender == self._here:
-                # Receivers may get different parts of one array in the same round.
-                key = tuple([(id(self._messages[p.number][0]), p.begin, str(p.box)) for p in packet.parts])
-                if key not in packed:
-                    packed[key] = self._packed(packet)
-                outgoing[packet.receiver] = packed[key]
-            elif packet.receiver == self._here:
-                target = self._target(packet)
-                incoming[packet.sender] = _new(packet.nbytes) if target is None else target
-        yield outgoing, incoming
-        outgoing.clear()  # The caller still refers to both, while the next round is packed.
-        for packet in packets:
-            if packet.receiver == self._here:
-                self._store(packet, incoming.pop(packet.sender))
-
-    def _packed(self, packet: Packet) -> Any:
-        """Returns the bytes of a packet: those of the array itself, if it is the only one and lies as it is sent."""
-        hosts = host_copies([(*self._messages[part.number][:2], part.box) for part in packet.parts])
-        if len(hosts) == 1 and hosts[0].flags.c_contiguous:
-            return as_bytes(hosts[0])
-        packed = _new(packet.nbytes)
-        for part, host in zip(packet.parts, hosts, strict=True):
-            packed[part.begin : part.end].view(host.dtype).reshape(part.shape)[...] = host
-        return packed
-
-    def _target(self, packet: Packet) -> Any:
-        """Returns the bytes of the array that receives the elements, if it is the only one and can receive them as they
-        are; otherwise None.
-        """
-        part = packet.parts[0]
-        target = self._into[part.number]
-        if len(packet.parts) > 1 or type(target) is not np.ndarray or target.dtype != self._parcels[part.number].dtype:
-            return None
-        elements = target[part.box] if part.box is not None else target
-        return as_bytes(elements) if elements.flags.c_contiguous else None
-
-    def _store(self, packet: Packet, arrived: Any) -> None:
-        """Copies the arrays of a packet that was received to where they belong."""
-        if self._target(packet) is not None:
-            return
-        for part in packet.parts:
-            host = arrived[part.begin : part.end].view(self._parcels[part.number].dtype).reshape(part.shape)
-            device, target = self._messages[part.number][2], self._into[part.number]
-            backend = backend_of(device)
-            if target is None:
-                self._into[part.number] = host if backend.on_host else _sent_from_host(host, device)
-            elif backend.on_host:
-                target[... if part.box is None else part.box] = host
-            else:
-                with backend.on(device):
-                    array = backend.xp.asarray(backend.from_host(host, device), dtype=backend.dtype_of(target))
-                    target[... if part.box is None else part.box] = array
-
-    def _empty(self, number: int) -> Any:
-        """Returns new memory for an array on its destination."""
-        device, parcel = self._messages[number][2], self._parcels[number]
-        backend = backend_of(device)
-        if backend.on_host:
-            return memory_pool.empty(parcel.shape, parcel.dtype)
-        with backend.on(device):
-            return backend.xp.empty(parcel.shape, dtype=parcel.dtype)
-
-
-def _new(nbytes: int) -> Any:
-    return memory_pool.empty((nbytes,), np.dtype(np.uint8))
-
-
-def _sent_from_host(host: HostArray, device: Device) -> Any:
-    backend = backend_of(device)
-    with backend.on(device):
-        return backend.from_host(host, device)
-
-
-def _dtype(array: Any) -> np.dtype[Any]:
-    if type(array) is RemoteArray or isinstance(array, (np.ndarray, np.generic)):
-        return array.dtype
-    backend = array_backend(array)
-    assert backend is not None
-    return backend.dtype_of(array)
-
-
-def host_copies(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
-    """Returns the elements of arrays on devices, or those in a box of each, as host arrays.
-
-    Where a backend has page-locked memory, all of them are copied to it at the same time.
-    """
-    hosts, tokens = [], []
-    for array, device, box in parts:
-        if type(array) is np.ndarray:
-            hosts.append(array[box] if box else array)
-            continue
-        backend = backend_of(device)
-        with backend.on(device):
-            part = backend.view(array, box) if box else array
-            if backend.pinned_host:
-                host, token = backend.offload(backend.contiguous(part), device)
-                tokens.append((backend, token))
-            else:
-                host = np.asarray(backend.to_host(part, device))
-            hosts.append(host)
-    for backend, token in tokens:
-        if token is not None:
-            backend.settle(token)
-    return hosts

@@ -34,6 +34,11 @@ class Parcel(NamedTuple):
     shape: Shape
     dtype: np.dtype[Any]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Part(NamedTuple):
     """A part of an array in a packet.
