@@ -16,6 +16,7 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import (
     backend_of,
     backend_of_group,
+    in_other_process,
     is_remote,
     is_spanning,
     load,
@@ -87,9 +88,12 @@ def cells_of(sharding: NamedSharding, shape: Shape) -> Cells:
 
 
 def memories_of(sharding: NamedSharding) -> tuple[Hashable, ...]:
-    """Returns what identifies the memory of each device; each has its own where tensors are offloaded."""
+    """Returns what identifies the memory of each device; each has its own where tensors are offloaded, also where they
+    are in another process.
+    """
     devices = sharding.mesh.flat
-    return devices if is_offloaded(sharding) else tuple(map(memory_space, devices))
+    away = sharding.memory_kind == "pinned_host" and in_other_process(devices) and load(devices[0].backend).pinned_host
+    return devices if away or is_offloaded(sharding) else tuple(map(memory_space, devices))
 
 
 def memory_of_all(sharding: NamedSharding) -> Hashable | None:

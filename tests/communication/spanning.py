@@ -7,7 +7,6 @@ import functools
 import gc
 import io
 import math
-import os
 import pickle
 import re
 import sys
@@ -34,7 +33,7 @@ from shardtensor.interpreters.jit.c.compiler import find_compiler
 from shardtensor.interpreters.jit.grouping import groups
 from shardtensor.interpreters.jit.grouping.fused_devices import FusedInProcesses
 from shardtensor.testing.layouts import on_host
-from tests import fakecupy
+from tests.communication.connecting import connect
 from tests.exchanges import Exchange, some_exchange
 
 ROWS = np.arange(21.0).reshape(7, 3)
@@ -1010,9 +1009,7 @@ CHECKS = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
-    if "CUPY_DOUBLE" in os.environ:
-        fakecupy.install(devices=int(os.environ.get("CUPY_DOUBLE_DEVICES", "2")))
-    distributed.initialize(engine=os.environ.get("SPANNING_ENGINE"), timeout=20)
+    connect()
     for check in CHECKS:
         if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
             check()

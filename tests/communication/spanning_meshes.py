@@ -24,6 +24,7 @@ from shardtensor import distributed
 from shardtensor.communication.between_processes.processes import JOB
 from shardtensor.interpreters.jit.grouping import groups
 from shardtensor.testing.layouts import all_specs, on_host
+from tests.communication.connecting import connect
 
 ROWS = np.arange(21.0).reshape(7, 3)
 
@@ -532,7 +533,7 @@ CHECKS = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
-    distributed.initialize(timeout=20)
+    connect()
     for check in CHECKS:
         if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
             check()

@@ -11,7 +11,7 @@ from tests.cases import CASES
 from tests.communication.test_distributed import FULL, launch
 from tests.communication.test_engines import NO_GLOO, NO_MPI
 from tests.communication.test_spanning import PAGE, lines_of
-from tests.conftest import NO_TORCH
+from tests.conftest import NO_GPU, NO_TORCH
 
 HERE = Path(__file__).parent
 CHECKS, MIXED, FAULTS = (str(HERE / f"{name}.py") for name in ("spanning_meshes", "spanning_mixed", "mesh_faults"))
@@ -55,14 +55,34 @@ def test_compiled_functions_on_the_devices_of_one_process(devices: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2])
-@pytest.mark.parametrize("backend", ["checked", "torch"])
-def test_meshes_of_separate_memories(backend: str, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("backend", "engine"), [("checked", ""), ("torch", ""), ("cupy", ""), ("cupy", "nccl")])
+def test_meshes_of_separate_memories(backend: str, engine: str, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "torch" and NO_TORCH:
         pytest.skip(NO_TORCH)
+    if backend == "cupy":
+        use_double(3, engine, monkeypatch)
     monkeypatch.setenv("SHARDTENSOR_BACKEND", backend)
     monkeypatch.setenv("SPANNING_STEP", "3")
     status, text = launch("mpi", 3, CHECKS, limit=200)
     assert status == 0, text
+
+
+@pytest.mark.parametrize(("count", "engine"), [(2, ""), pytest.param(2, "nccl", marks=FULL)])
+def test_offloaded_tensors_go_to_other_processes(devices: int, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From devices that share a GPU to such devices in another process."""
+    use_double(2, engine, monkeypatch)
+    status, text = launch("mpi", 2, CHECKS, "trees_memory_kinds_and_donation")
+    assert status == 0, text
+
+
+def use_double(processes: int, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the processes of a test use the simulated CuPy, each its own GPU."""
+    if not NO_GPU:
+        pytest.skip("the double of CuPy is used where there is no GPU")
+    monkeypatch.setenv("SHARDTENSOR_BACKEND", "cupy")
+    monkeypatch.setenv("CUPY_DOUBLE", str(processes))
+    if engine:
+        monkeypatch.setenv("SPANNING_ENGINE", engine)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,7 @@ MOVES = (
 )
 def test_tensors_span_gpus(launcher: str, processes: int, checks: tuple[str, ...], on_gpus: pytest.MonkeyPatch) -> None:
     """The checks of what spans processes."""
-    on_gpus.setenv("CUPY_DOUBLE", "1")
-    on_gpus.setenv("CUPY_DOUBLE_DEVICES", str(processes))
+    on_gpus.setenv("CUPY_DOUBLE", str(processes))
     on_gpus.setenv("SPANNING_ENGINE", "nccl")
     status, text = launch(launcher, processes, CHECKS, *checks, limit=240)
     assert status == 0, text

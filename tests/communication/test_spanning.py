@@ -84,7 +84,7 @@ def test_tensors_of_separate_memories_span_processes(
         pytest.skip(NO_TORCH)
     monkeypatch.setenv("SHARDTENSOR_BACKEND", backend)
     if backend == "cupy" and NO_GPU:
-        monkeypatch.setenv("CUPY_DOUBLE", "1")
+        monkeypatch.setenv("CUPY_DOUBLE", "2")
     status, text = launch("mpi", 2, CHECKS, limit=120)
     assert status == 0, text
 
