@@ -125,8 +125,8 @@ def initialize(
         num_processes: the number of processes.
         process_id: the number of this process, from 0 on.
         engine: ``"mpi"`` (needs mpi4py), ``"gloo"`` (needs PyTorch), ``"local"`` (one process) or that of a plugin; by
-            default the one that belongs to the launcher, and ``"gloo"`` for an address. ``"nccl"`` is one of these two
-            that sends arrays from GPU to GPU; it needs one GPU for each process.
+            default the one that belongs to the launcher, and ``"gloo"`` for an address. ``"nccl"`` uses one of these
+            two, and sends arrays from GPU to GPU itself; it needs one GPU for each process.
         timeout: seconds that each exchange waits for the other processes; by default 300, or the environment variable
             ``SHARDTENSOR_TIMEOUT``.
         initialization_timeout: seconds that this call waits for them, not counting imports; by default the same.
@@ -158,7 +158,7 @@ def initialize(
     job = Agreement(started, limit)
     _check_alike(job)
     if started.process_count > 1:
-        _agree_on_devices(job)
+        _agree_on_devices(job, start_limit)
     JOB.agreement = job
     atexit.register(_at_exit)
     if started.process_count > 1:
@@ -374,7 +374,7 @@ _DEVICE = 96
 """Bytes of the description of a device that processes exchange."""
 
 
-def _agree_on_devices(job: Agreement) -> None:
+def _agree_on_devices(job: Agreement, limit: float) -> None:
     """Makes the devices of the default backend in all processes known to each of them.
 
     Raises:
@@ -406,11 +406,11 @@ def _agree_on_devices(job: Agreement) -> None:
     own = [[device.kind, memory] for device, memory in zip(devices, registry.memories_here(backend), strict=True)]
     kinds = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
     if job.engine.device_backend:
-        _join_devices(job, backend.name)
+        _join_devices(job, backend.name, limit)
     registry.join_processes(job.engine.process_index, backend.name, kinds)
 
 
-def _join_devices(job: Agreement, name: str) -> None:
+def _join_devices(job: Agreement, name: str, limit: float) -> None:
     """Connects the devices of the processes by the engine, which does so for those of one backend.
 
     Raises:
@@ -425,7 +425,7 @@ def _join_devices(job: Agreement, name: str) -> None:
             f"default backend is {name!r}; set SHARDTENSOR_BACKEND={wanted} in all processes, or use another engine"
         )
     try:
-        job.join_devices()
+        job.join_devices(limit)
     except BackendError:
         _leave(job)
         raise

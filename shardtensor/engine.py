@@ -1,11 +1,11 @@
 """What authors of engines use: `Engine`, the protocol of the plugins that transport bytes between processes.
 
 An engine is a class that is registered in the entry-point group ``shardtensor.engines``. It has to pass the tests in
-`shardtensor.testing.EngineTests`. docs/writing_an_engine.md shows one. `load_engine` returns the class of an engine by
-its name, for engines that build on another one.
+`shardtensor.testing.EngineTests`. docs/writing_an_engine.md shows one. `default_engine` returns the class of the
+engine of a launcher, for engines that build on it.
 """
 
-from shardtensor.communication.between_processes.launchers import load_engine
-from shardtensor.communication.engine_protocol import Bytes, Engine, LateError, Launch, LostError
+from shardtensor.communication.between_processes.launchers import default_engine
+from shardtensor.communication.engine_protocol import ArrivalError, Bytes, Engine, LateError, Launch, LostError
 
-__all__ = ["Bytes", "Engine", "LateError", "Launch", "LostError", "load_engine"]
+__all__ = ["ArrivalError", "Bytes", "Engine", "LateError", "Launch", "LostError", "default_engine"]

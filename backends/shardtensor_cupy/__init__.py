@@ -10,7 +10,7 @@ import socket
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from shardtensor_cupy.kernels.cupy_namespace import Namespace
 from shardtensor_cupy.kernels.elementwise_kernel import ElementwiseKernel
 from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
 from shardtensor_cupy.nccl import all_reduce
+
+if TYPE_CHECKING:  # That engine imports this module.
+    from shardtensor_cupy.nccl_engine import Arrivals
 
 __all__ = ["CuPyBackend"]
 
@@ -62,7 +65,7 @@ class CuPyBackend(Backend):
     helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 
     def __init__(self) -> None:
-        self.arrival_checks: list[Callable[[], None]] = []  # Raise an error if what a GPU has waited for has not come.
+        self.arrivals: Arrivals | None = None  # What other processes send by NCCL, if they do.
         self._cupy, visible = usable_cupy()
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
@@ -188,17 +191,13 @@ class CuPyBackend(Backend):
     def synchronize(self, device: Device) -> None:
         """Blocks until the device's streams are idle; raises a `BackendError` if queued work has failed."""
         logical = self._logical_devices[device]
+        if self.arrivals:
+            self.arrivals.wait()
         try:
             logical.stream.synchronize()
             logical.copies.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             logical.fail(error)
-        self._check_arrivals()
-
-    def _check_arrivals(self) -> None:
-        """Raises an error if arrays of other processes have not arrived; the host has waited for them."""
-        for check in self.arrival_checks:
-            check()
 
     def wait_for_caller(self, device: Device) -> None:
         """Makes the device's stream wait for the caller's current stream."""
@@ -250,10 +249,11 @@ class CuPyBackend(Backend):
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """Copies an array to the host in row-major order, after the work queued on the device's stream."""
+        if self.arrivals:
+            self.arrivals.wait()
         # Without `out`, CuPy may return the GPU's own memory (CUPY_ENABLE_UMP=1).
         host: HostArray = np.empty(array.shape, array.dtype)
         array.get(stream=self._logical_devices[device].stream, out=host)
-        self._check_arrivals()
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
@@ -436,7 +436,8 @@ class CuPyBackend(Backend):
             event.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             logical.fail(error)
-        self._check_arrivals()
+        if self.arrivals:
+            self.arrivals.check()
 
     def dlpack_device(self, device: Device) -> tuple[int, int]:
         """Returns the DLPack device: type 2 (CUDA) and the number of the GPU."""

@@ -47,6 +47,12 @@ class LostError(ConnectionError):
     """
 
 
+class ArrivalError(ConnectionError):
+    """Arrays that `Engine.exchange_arrays` sends or receives do not arrive, as this process finds out by itself: the
+    other processes do not know of it yet. Only engines raise it.
+    """
+
+
 class Engine(abc.ABC):
     """Transports bytes between the processes of a job.
 
@@ -120,13 +126,13 @@ class Engine(abc.ABC):
             LateError, LostError: see `agree`.
         """
 
-    def join_devices(self, lose: Callable[[LateError | LostError], NoReturn], deadline: float) -> None:  # noqa: B027
+    def join_devices(self, lose: Callable[[ArrivalError], NoReturn], deadline: float) -> None:  # noqa: B027
         """Connects the devices of the processes. It is called once where the engine has a `device_backend`, when each
         process knows its own devices, and before `exchange_arrays`.
 
         Args:
-            lose: raises the error of the job that arrays have not arrived. An engine whose `exchange_arrays` returns
-                before they have arrived has the backend call it before the host reads elements.
+            lose: raises the error of the job for an `ArrivalError`. An engine whose `exchange_arrays` returns before
+                the arrays have arrived has the backend call it where the host reads elements that have not.
             deadline: see above.
 
         Raises:
@@ -141,7 +147,7 @@ class Engine(abc.ABC):
 
         The arrays are on devices, in row-major order, and have elements. Both sides know their shapes and dtypes. The
         engine orders this after the work on the devices so far, and later work on the devices after it, so that it may
-        return before the elements have arrived.
+        return before the elements have arrived. If they do not, later calls of the engine raise `ArrivalError`.
 
         Args:
             outgoing: the arrays by the number of the process that receives them.
@@ -149,6 +155,7 @@ class Engine(abc.ABC):
             deadline: the time at which the elements must have arrived.
 
         Raises:
+            ArrivalError: see above.
             LateError, LostError: see `agree`.
         """
         raise NotImplementedError(f"engine {self.name!r} has no device_backend, and sends no arrays of devices")

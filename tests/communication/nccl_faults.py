@@ -1,7 +1,8 @@
-"""Programs on the engine over NCCL with a fault in the last process: ``nccl_faults.py FAULT``."""
+"""A program on the engine over NCCL with a fault, often of the last process: ``nccl_faults.py FAULT``."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.backend.registry import backend_of
 from tests import fakecupy
+from tests.fakecupy import world
 
 FAULT = sys.argv[1]
 TIMEOUT = 2.0
@@ -18,46 +21,85 @@ TIMEOUT = 2.0
 cupy = fakecupy.install(devices=4 if FAULT == "several" else 2)
 import cupy.cuda.nccl as nccl  # noqa: E402 - after the double is installed
 
+
+class HandlerError(TimeoutError):
+    """The error of a signal handler."""
+
+
+def raises(error: BaseException) -> Any:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+def sleeps(seconds: float) -> Any:
+    return lambda *_: time.sleep(seconds)
+
+
+class Communicator(nccl.NcclCommunicator):  # type: ignore[misc]
+    def __init__(self, count: int, unique: tuple[int, ...], rank: int) -> None:
+        if FAULT == "does_not_connect":
+            raises(nccl.NcclError(1))() if rank else time.sleep(30)
+        if FAULT == "connects_late":
+            time.sleep(1.5 * TIMEOUT)
+        if FAULT == "unsigned" and min(unique) < 0:
+            raise OverflowError("can't convert negative value to char")
+        super().__init__(count, unique, rank)
+
+    def send(self, pointer: int, count: int, *rest: Any) -> None:
+        if FAULT in SILENT and is_faulty:
+            return
+        super().send(pointer, count - (FAULT == "sends_less" and is_faulty), *rest)
+
+    def abort(self) -> None:
+        if FAULT == "abort_hangs":
+            time.sleep(30)
+        super().abort()
+
+
+SILENT = {"sends_nothing", "abort_hangs"}
+is_faulty = False  # whether this process is the last one, and the fault begins
+nccl.NcclCommunicator = Communicator
 if FAULT == "no_library":
     nccl.available = False
+elif FAULT == "old_library":
+    nccl.get_version = lambda: 21805
 elif FAULT == "does_not_start":
+    nccl.get_unique_id = raises(KeyError(6))
 
-    def refuse() -> Any:
-        raise nccl.NcclError(1)
-
-    nccl.get_unique_id = refuse
-elif FAULT == "does_not_connect":
-
-    class Refuse:
-        def __init__(self, count: int, unique: Any, rank: int) -> None:
-            if rank:
-                raise nccl.NcclError(1)
-            time.sleep(30)
-
-    nccl.NcclCommunicator = Refuse
-
-distributed.initialize(engine="nccl", timeout=TIMEOUT)
+distributed.initialize(engine="nccl", timeout=TIMEOUT, initialization_timeout=5)
 is_last = distributed.process_index() == distributed.process_count() - 1
 x = st.asarray(np.arange(10.0), device=st.make_mesh((st.device_count(),), ("x",)))
-assert float((x + 1).sum()) == 55
-if is_last:
-    communicator: Any = nccl.NcclCommunicator
-    if FAULT == "sends_nothing":
-        communicator.send = lambda *_: None
-    elif FAULT == "sends_less":
-        send = communicator.send
-        communicator.send = lambda self, pointer, count, *rest: send(self, pointer, count - 1, *rest)
-    elif FAULT == "disconnects":
-        distributed.JOB.agreement.engine._link._communicator.links.close(abort=True)  # type: ignore[union-attr, attr-defined]
-begin = time.monotonic()
-y = st.reshard(x * 2, st.NamedSharding(x.sharding.mesh, st.P()))
-queued = time.monotonic() - begin
+whole = st.NamedSharding(x.sharding.mesh, st.P())
+arrived = st.reshard(x * 3, whole)
+assert np.asarray(arrived).sum() == 135
+here = st.arange(3.0, device=st.local_devices()[0])
+if FAULT == "busy":  # All GPUs compute for longer than the limit.
+    with backend_of(st.local_devices()[0]).on(st.local_devices()[0]):
+        world.world.launch("busy", sleeps(1.5 * TIMEOUT), [], [])
+elif FAULT.startswith("disconnects") and is_last:
+    distributed.JOB.agreement.engine._link._communicator.links.close(abort=True)  # type: ignore[union-attr, attr-defined]
+elif FAULT == "group_fails" and is_last:
+    nccl.groupEnd = raises(nccl.NcclError(1))
+elif FAULT == "interrupted" and is_last:
+    nccl.groupEnd = raises(HandlerError("of the handler"))
+elif FAULT == "stays_away" and is_last:
+    time.sleep(2 * TIMEOUT)
+is_faulty, begin = is_last, time.monotonic()
 try:
+    y = st.reshard(x * 2, whole)
+    queued = time.monotonic() - begin
+    if FAULT == "disconnects_before_an_exchange":
+        time.sleep(TIMEOUT / 2)
+        distributed.sync_global_devices("later")
     print("read", np.asarray(y).sum())
 except st.DistributedError as error:
-    assert queued < TIMEOUT / 2, "the host has waited for another process"
-    assert time.monotonic() - begin < TIMEOUT + 1.5
+    assert FAULT in {"group_fails", "interrupted", "stays_away"} or queued < TIMEOUT / 2, "the host has waited"
+    assert time.monotonic() - begin < 2 * TIMEOUT + 1.5
     print("refused", error)
+    with contextlib.suppress(st.DistributedError):
+        print("still here", np.asarray(here).sum(), np.asarray(arrived).sum())
     raise
 if FAULT.startswith("sends"):
     time.sleep(TIMEOUT)  # Else this process would be the first that finds the other one late.

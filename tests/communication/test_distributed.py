@@ -699,7 +699,9 @@ def test_a_time_limit_that_is_no_positive_number(timeout: object) -> None:
 
 
 def test_an_engine_that_is_not_installed() -> None:
-    with pytest.raises(ArgumentError, match=r"no engine named 'smoke'; installed are \['gloo', 'local', 'mpi'\]"):
+    with pytest.raises(
+        ArgumentError, match=r"no engine named 'smoke'; installed are \['gloo', 'local', 'mpi', 'nccl'\]"
+    ):
         st.distributed.initialize(engine="smoke")
 
 

@@ -28,7 +28,7 @@ from shardtensor.communication.between_processes.difference import (
     function_of,
     processes_text,
 )
-from shardtensor.communication.engine_protocol import Bytes, Engine, LateError, LostError
+from shardtensor.communication.engine_protocol import ArrivalError, Bytes, Engine, LateError, LostError
 from shardtensor.errors import DistributedError, message_of
 from shardtensor.host.units import counted
 from shardtensor.places import Place, place_of, user_call, user_place
@@ -47,6 +47,9 @@ SHORT = 472
 
 _MESSAGE = 400
 """Characters of the message of an error."""
+
+_MOMENT = 0.5
+"""Seconds in which another process may tell why it has not sent arrays."""
 
 _MORE, _NO_MORE = b"1", b"0"
 """Whether another exchange of an accompanied call follows."""
@@ -314,20 +317,46 @@ class Agreement:
         self._append(call)
         return self._compare(State.RUNNING, record=record)
 
-    def join_devices(self) -> None:
+    def join_devices(self, timeout: float) -> None:
         """Connects the devices of the processes; see `Engine.join_devices`.
 
         Raises:
             BackendError: they cannot be connected.
-            DistributedError: see `gather`.
+            DistributedError: a process has failed, or does not come within so many seconds.
         """
         with self._exclusive("initialize: devices"):
-            self._engine_call(functools.partial(self.engine.join_devices, self._lose))
+            try:
+                self.engine.join_devices(self._lose, time.monotonic() + timeout)
+            except (LateError, LostError) as error:
+                told = self.engine.notices()
+                self._in_step = False
+                self.broken = f"initialize: {self._lost(told, [], False) if told else error}"
+                raise DistributedError(self.broken) from error
+            except BaseException as error:  # Raised again: NCCL has not connected the devices of this process.
+                self._interrupted(error)
+                raise
 
-    def _lose(self, error: LateError | LostError) -> NoReturn:
-        """Raises the error that arrays of an earlier exchange have not arrived, and tells the other processes."""
-        self._interrupted(error, f"arrays that other processes have sent have not arrived: {error}")
-        raise DistributedError(f"{self.broken}; restart all processes", self._detailed(str(error))) from error
+    def _lose(self, error: ArrivalError) -> NoReturn:
+        """Raises the error that arrays have not arrived, where a thread reads some. It tells the other processes,
+        unless a thread is in an exchange, which then meets the error itself: an engine has one caller at a time.
+        """
+        reason = str(error)
+        if self._lock.acquire(blocking=False):
+            try:
+                reason = self._not_arrived(error)
+            finally:
+                self._lock.release()
+        raise DistributedError(f"{reason}; restart all processes") from error
+
+    def _not_arrived(self, error: ArrivalError) -> str:
+        """Tells the other processes that arrays have not arrived, and returns why: what another process tells within a
+        moment, or else the error.
+        """
+        deadline = time.monotonic() + _MOMENT
+        while not (told := self.engine.notices()) and time.monotonic() < deadline:
+            time.sleep(_MOMENT / 20)
+        self._interrupted(error, self._lost(told, [], False) if told else str(error))
+        return self.broken
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -450,6 +479,9 @@ class Agreement:
             told, absent = self.engine.notices(), self.engine.absent()
             self.broken = self._lost(told, absent, isinstance(error, LateError))
             raise DistributedError(self.broken, self._detailed(str(error))) from error
+        except ArrivalError as error:
+            reason = self._not_arrived(error)
+            raise DistributedError(f"{reason}; restart all processes", self._detailed(str(error))) from error
         except BaseException as error:  # Ctrl-C, for example: what the other processes have received is not known.
             self._interrupted(error)
             raise
@@ -483,7 +515,7 @@ class Agreement:
         self._in_step = False
         self._is_notifier = True
         self.broken = reason
-        self.engine.notify(f"{_shown(place_of(error))}{DETAIL}{_one_line(error)}")
+        self.engine.notify(f"{_shown(place_of(error) or user_place())}{DETAIL}{_one_line(error)}")
 
     def _detailed(self, details: str) -> str:
         number, _, text = self._last_call()

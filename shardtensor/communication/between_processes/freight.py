@@ -68,12 +68,15 @@ class Freight:
         """Sends each array by the engine, from the memory of its device to that of the other one."""
         outgoing: dict[int, list[Any]] = {}
         incoming: dict[int, list[Any]] = {}
+        packed: dict[int, Any] = {}  # Arrays that go to several processes are copied once.
         apart: list[tuple[Any, Device, Any]] = []  # Arrays that are copied to where they belong once they are here.
         for number, (parcel, (array, source, destination)) in enumerate(
             zip(self._parcels, self._messages, strict=True)
         ):
             if parcel.sender == self._here and parcel.nbytes:
-                outgoing.setdefault(parcel.receiver, []).append(_in_rows(array, source))
+                if id(array) not in packed:
+                    packed[id(array)] = _in_rows(array, source)
+                outgoing.setdefault(parcel.receiver, []).append(packed[id(array)])
             elif parcel.receiver == self._here:
                 target = self._into[number]
                 if target is None:

@@ -74,11 +74,16 @@ def engine_and_launch(
             f"{x.source} (process {x.process_index} of {x.process_count})" for x in launches.values()
         )
         raise ArgumentError(f"the environment has the variables of {several}; pass engine= to choose one")
-    kind, launch = next(iter(launches.items()))
-    if engine is None:
-        has_mpi = importlib.util.find_spec("mpi4py") is not None
-        engine = load_engine("mpi" if kind == "mpi" or (kind == "slurm" and has_mpi) else "gloo")
-    return engine, launch
+    launch = next(iter(launches.values()))
+    return engine or default_engine(launch), launch
+
+
+def default_engine(launch: Launch | None) -> type[Engine]:
+    """Returns the class of the engine that belongs to the launcher of a process; that of MPI if there is no launch."""
+    kinds = {launcher.name: launcher.kind for launcher in _LAUNCHERS}
+    kind = kinds.get(launch.source, "address") if launch else "mpi"
+    has_mpi = importlib.util.find_spec("mpi4py") is not None
+    return load_engine("mpi" if kind == "mpi" or (kind == "slurm" and has_mpi) else "gloo")
 
 
 def load_engine(name: str) -> type[Engine]:
