@@ -294,6 +294,14 @@ def algorithms_whose_parts_differ() -> None:
         left, right = distributed.process_allgather(q), distributed.process_allgather(r)
         np.testing.assert_allclose(left @ right, ROWS[:, :2] @ ROWS[:2, :] + np.eye(7, 3), atol=1e-10)
         np.testing.assert_allclose(left.T @ left, np.eye(7), atol=1e-12)
+        for size in (60, 3000):  # Few elements, and more than one device would take.
+            tall = np.random.default_rng(0).standard_normal((size, 3)).astype(np.float32)
+            q, r = st.linalg.qr(tensor(tall))
+            np.testing.assert_allclose(
+                distributed.process_allgather(q) @ distributed.process_allgather(r), tall, atol=1e-5
+            )
+            found = distributed.process_allgather(st.linalg.svdvals(tensor(tall)))
+            np.testing.assert_allclose(found, np.linalg.svd(tall, compute_uv=False), rtol=1e-5)
         spectrum = distributed.process_allgather(st.fft.rfft(tensor(values[:293])))
         np.testing.assert_allclose(spectrum, np.fft.rfft(values[:293]), atol=1e-9)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,10 @@ from shardtensor.sharding.layout import Shape
 
 MOST = 1 << 26
 """The most bytes of packets that a process has at a time, those that it sends and those that it receives."""
+
+
+Pair = tuple[int, int]
+"""The process that sends, and the one that receives."""
 
 
 class Parcel(NamedTuple):
@@ -96,7 +100,7 @@ def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
         parcels: the arrays.
         most: the most bytes that a process has in packets at a time.
     """
-    pairs: dict[tuple[int, int], list[int]] = {}
+    pairs: dict[Pair, list[int]] = {}
     for number, parcel in enumerate(parcels):
         pairs.setdefault(parcel[:2], []).append(number)
     busiest = max(sum(k in pair for pair in pairs) for k in set(itertools.chain.from_iterable(pairs)))
@@ -113,7 +117,8 @@ def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
     totals: dict[int, int] = {}
     for (sender, _), size in sizes.items():
         totals[sender] = totals.get(sender, 0) + size
-    return Rounds(_text(sizes), packets, cut, max(totals.values()))
+    shapes = {pair: [(*parcels[n].shape, parcels[n].dtype.itemsize) for n in sorted(pairs[pair])] for pair in pairs}
+    return Rounds(_text(sizes, shapes), packets, cut, max(totals.values()))
 
 
 def _parts(number: int, parcel: Parcel, limit: int) -> Iterator[tuple[int, tuple[slice, ...] | None, Shape]]:
@@ -154,13 +159,25 @@ _LISTED = 2
 """The number of messages up to which the text of an exchange lists them."""
 
 
-def _text(sizes: dict[tuple[int, int], int]) -> str:
+def _text(sizes: Mapping[Pair, int], shapes: Mapping[Pair, Sequence[Shape]]) -> str:
+    """Returns the text of an exchange. Processes that cut the same bytes into other arrays have other texts."""
     if len(sizes) <= _LISTED:
-        return ", ".join([f"{counted(n, 'byte')} from process {i} to process {k}" for (i, k), n in sizes.items()])
+        return ", ".join(
+            [f"{_quantity(n, shapes[i, k])} from process {i} to process {k}" for (i, k), n in sizes.items()]
+        )
     return (
         f"{counted(sum(sizes.values()), 'byte')} between {counted(len(sizes), 'pair')} of processes "
-        f"({hash(tuple(sizes.items())) % 2**32:x})"
+        f"({_digest(tuple(sizes), [s for pair in sizes for s in shapes[pair]])})"
     )
+
+
+def _quantity(nbytes: int, shapes: Sequence[Shape]) -> str:
+    several = f" in {len(shapes)} arrays ({_digest((), shapes)})" if len(shapes) > 1 else ""
+    return f"{counted(nbytes, 'byte')}{several}"
+
+
+def _digest(pairs: tuple[Pair, ...], shapes: Sequence[Shape]) -> str:
+    return f"{hash((pairs, tuple(shapes))) % 2**32:x}"
 
 
 def as_bytes(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

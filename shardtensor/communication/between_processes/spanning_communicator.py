@@ -92,8 +92,11 @@ class SpanningCommunicator(ArrayCommunicator):
     def _permute(self, arrays: Sequence[Any], sources: Sequence[int | None], zeros: bool) -> list[Any]:
         pairs = [(arrays[i], i, k) for k, i in enumerate(sources) if i is not None]
         arrived = iter(self._carried(pairs))
-        results = []
+        results: list[Any] = []
         for k, i in enumerate(sources):
+            if i is None and not zeros:
+                results.append(None)
+                continue
             with self.backends[k].on(self.devices[k]):
                 xp = self.backends[k].xp
                 array = xp.zeros_like(arrays[k]) if i is None else xp.asarray(next(arrived), copy=True)
