@@ -84,7 +84,7 @@ LIMIT, HEAVY_LIMIT = 6.0, 20.0
 """The seconds after which a sample, also one of the groups in `HEAVY`, ends without a figure; it has at least three
 calls."""
 
-GROUP_SECONDS = 60.0
+GROUP_SECONDS = 40.0
 """The seconds after which no round of a group begins, so that the table takes less than 20 minutes."""
 
 

@@ -153,3 +153,21 @@ def test_nanquantiles_of_no_integers_are_nan(backend: str, method: str) -> None:
         for q, shape in ((0.5, (3,)), ([0.5, 1], (2, 3))):  # NumPy's result lacks the dimension of the quantiles.
             function = st.jit(lambda a, q=q: np.nanquantile(a, q, axis=0, method=method))
             assert_as_numpy(lambda a, f=function, n=shape, x=x: np.full(n, np.nan) if a is x else f(a), x, y)
+
+
+@pytest.mark.parametrize("axis", [None, 0, (0, 1), -1])
+@pytest.mark.parametrize("name", ["quantile", "percentile"])
+def test_no_elements_have_no_quantiles(name: str, axis: Any) -> None:
+    """Also where the tensor is small, compiled, or has no elements here: the shape determines it."""
+    large = (0, 100_000, 0) if axis == -1 else (0, 100_000)
+    for function in (getattr(st, name), getattr(np, name)):
+        for x in (st.zeros((0, 0)), st.zeros(large)):
+            for call in (function, st.jit(function, static_argnames=("axis",))):
+                with pytest.raises(st.IndexingError, match=rf"{name}: x has shape .*, with no elements"):
+                    call(x, 0.5, axis=axis)
+
+
+def test_other_quantiles_of_no_elements() -> None:
+    x = st.zeros((0, 3))
+    assert st.quantile(x, [0.5, 1], axis=1).shape == (2, 0)
+    assert np.isnan(st.nanquantile(x, 0.5).item())

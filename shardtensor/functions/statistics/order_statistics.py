@@ -13,6 +13,7 @@ Raises:
     AxisError: x has no such axis, or an axis occurs twice.
     ArgumentError: a quantile is out of range, or a method is unknown.
     ArgumentTypeError: the function is not defined for x's dtype.
+    IndexingError: quantiles and percentiles of no elements; medians, and those of elements that are not NaN, are NaN.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.errors import ArgumentError, IndexingError, ShapeError
 from shardtensor.functions.algorithms.distributed import Whole, distributed
 from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.ranks import elements_of_ranks as select
@@ -61,6 +62,14 @@ def _quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool 
     return f"{left}, {quantiles} -> {quantiles} {right}"
 
 
+def _defined_quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, **params: Any) -> str:
+    shape = shapes[0]
+    if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
+        along = "" if axis is None else f" along axis {axis}"
+        raise IndexingError(f"x has shape {shape}, with no elements{along}, where quantiles are undefined")
+    return _quantile_rule(shapes, axis=axis, **params)
+
+
 def _dtype_of(name: str) -> Callable[..., Any]:
     """Returns the function that computes a result of NumPy's function of one element."""
     return lambda *operands, **params: getattr(np, name)(*operands, **params)
@@ -86,7 +95,7 @@ def nanmedian(x: ArrayLike, /, *, axis: int | Iterable[int] | None = None, keepd
     """
 
 
-@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
+@operator(_defined_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
 def quantile(
     x: ArrayLike,
     /,
