@@ -91,15 +91,13 @@ class Link:
             with self._lock, self._backend.on(self._device):
                 flight = _Flight(seconds, self._cuda)  # Its events belong to the GPU.
                 self._queue(flight, outgoing, incoming)
+                self._flights.append(flight)
         except (self._nccl.NcclError, KeyError, BackendError) as error:
             self._fail(f"NCCL has failed: {named(error)}", True)
             raise ArrivalError(self.failure) from error
-        except (
-            BaseException
-        ):  # Raised again: a signal handler's error, after which the group has a part of its messages.
+        except BaseException:  # Raised again: after a signal handler's error, the group has a part of its messages.
             self._fail("an exchange between GPUs was interrupted", True)
             raise
-        self._flights.append(flight)
         self._followed.put(flight)
         self._watched.put(flight)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,31 @@ def test_quantiles(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
             on_host = np.ndim(q) == 0 or host.nbytes > first_device.GATHERED  # Quantiles of few bytes are sent, too.
             is_own = dtype != "f2" and np.size(q) <= 8 and on_host
             assert any("quantile_mean" not in name for name in own) == is_own
+
+
+@pytest.mark.parametrize("rows", [1, 12, 3000])
+def test_quantiles_of_numbers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantiles of the elements that are not NaN, in lines with any number of them."""
+    rng = np.random.default_rng(rows)
+    with machine(1, devices=1) as m:
+        calls = itertools.product(
+            ("f4", "f8", "f2"), (0.3, 1, np.float32(0.7), [0.0, 0.5, 1.0], np.linspace(0, 1, 9)),
+            ("linear", "hazen"), (None, 0, 1), (0, 0.4, 1),
+        )  # fmt: skip
+        for dtype, q, method, axis, share in spread(calls, 7):
+            host = (rng.integers(-99, 99, (rows, 7)) / 8).astype(dtype)
+            host[rng.random(host.shape) < share] = np.nan
+            host[:, 3] = np.nan
+            x, names = st.device_put(host, m.devices[0]), launched(monkeypatch)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # NumPy warns of lines without numbers.
+                wanted = np.nanquantile(host, q, axis=axis, method=method), np.nanmedian(host, axis=axis)
+                found = st.nanquantile(x, q, axis=axis, method=method), st.nanmedian(x, axis=axis)
+            for mine, right in zip(found, wanted, strict=True):
+                np.testing.assert_array_equal(np.asarray(mine), right)
+            own = [name for name in names if "of_numbers" in name]
+            is_own = dtype != "f2" and method == "linear" and type(q) is not int
+            assert [any(method in name for name in own) for method in ("median", "linear")] == [dtype != "f2", is_own]
 
 
 def test_interpolation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,3 +139,10 @@ class OrderingFunctions(ArrayFunctions):
         dtypes.
         """
         return self._quantiles.between(lines, lower, upper, weights, dtype, mean)
+
+    def quantiles_of_numbers(self, lines: Any, q: Any, width: str, dtype: np.dtype[Any], method: str) -> Any:
+        """Returns the quantiles of the elements of sorted lines that are not NaN, in the first dimension; None for long
+        lists, for some methods and for some dtypes.
+        """
+        numbers = q if isinstance(q, list) else self._in_rows(q)
+        return self._quantiles.of_numbers(self._in_rows(lines), numbers, width, dtype, method)

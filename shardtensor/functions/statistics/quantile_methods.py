@@ -212,6 +212,12 @@ def quantiles_of_lines(
         numbers = np.reshape(q, (-1,))
         lower, upper, weight = places(np, np.full(numbers.size, lines.shape[-1]), numbers, width, method)
         return between_places(xp, context, lines, lower.tolist(), upper.tolist(), weight, width, method)
+    if skip_nan and np.dtype(width).kind == "f":
+        is_here = isinstance(q, (int, float, list, np.ndarray, np.generic))
+        numbers = np.reshape(q, (-1,)).tolist() if is_here else xp.reshape(q, (-1,))
+        own = own_kernel(xp, "quantiles_of_numbers", lines, numbers, width, context.dtype, method)
+        if own is not None:
+            return xp.reshape(own, context.local_shape)
     count, nan = _counts(xp, lines, skip_nan)
     q = xp.reshape(xp.asarray(q), (-1,))
     lower, upper, weight = places(xp, count, q, width, method)
