@@ -254,6 +254,8 @@ class CuPyBackend(Backend):
         # Without `out`, CuPy may return the GPU's own memory (CUPY_ENABLE_UMP=1).
         host: HostArray = np.empty(array.shape, array.dtype)
         array.get(stream=self._logical_devices[device].stream, out=host)
+        if self.arrivals:
+            self.arrivals.check()
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
@@ -432,6 +434,8 @@ class CuPyBackend(Backend):
     def settle(self, token: Any) -> None:
         """Blocks until an `offload` is complete; raises a `BackendError` if it has failed."""
         event, logical = token
+        if self.arrivals:
+            self.arrivals.wait()
         try:
             event.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:

@@ -21,7 +21,7 @@ from shardtensor.errors import BackendError
 from shardtensor_cupy import CuPyBackend
 from shardtensor_cupy.discovery import usable_cupy
 from shardtensor_cupy.nccl import library
-from shardtensor_cupy.nccl_link import Link, group, named
+from shardtensor_cupy.nccl_link import LATE, Link, group, named
 
 _ID = 128
 """Bytes of the name of a communicator, which process 0 makes up."""
@@ -31,6 +31,9 @@ _DIGEST = 16
 
 _OLDEST = 21900
 """The oldest NCCL, 2.19: older ones cannot abort while another thread uses them."""
+
+_LOOK = 0.5
+"""Seconds between two looks at what other processes tell, while the host waits for arrays."""
 
 _POLL = 0.05
 """Seconds between two looks at whether the GPUs are connected."""
@@ -90,9 +93,9 @@ class NCCLEngine(Engine):
         self._host.broadcast(message, root, deadline)
 
     def absent(self) -> list[int]:
-        """See `Engine`. What is on its way is given up: it would keep the GPU busy for ever."""
+        """See `Engine`. What is on its way is given up, so that it does not keep the GPU busy for ever."""
         if self._link is not None:
-            self._link.give_up()
+            self._link.give_up(f"{LATE}: another process is lost")
         return self._host.absent()
 
     def notify(self, message: str) -> None:
@@ -105,16 +108,18 @@ class NCCLEngine(Engine):
         return self._told
 
     def close(self, deadline: float) -> None:
-        """See `Engine`. What is on its way arrives first, in all processes."""
-        try:
-            if self._link is not None:
-                assert self._backend is not None
-                self._link.finish(deadline)
-                self._host.agree(b"\0", deadline)
-                self._link.disconnect(deadline)
-                self._backend.arrivals = None
-        finally:
-            self._host.close(deadline)
+        """See `Engine`. What is on its way arrives first, in all processes, however long their GPUs compute before."""
+        if self._link is not None:
+            assert self._backend is not None
+            seconds, over = deadline - time.monotonic(), False
+            while not over:
+                is_over = self._link.wait(seconds / 2)
+                self._check()
+                deadline = time.monotonic() + seconds
+                over = all(map(any, self._host.agree(bytes([is_over]), deadline)))
+            self._link.disconnect(deadline)
+            self._backend.arrivals = None
+        self._host.close(deadline)
 
     def linger(self, seconds: float) -> None:
         """See `Engine`."""
@@ -134,7 +139,7 @@ class NCCLEngine(Engine):
 
     # -- GPUs --------------------------------------------------------------------------------------
 
-    def join_devices(self, lose: Callable[[ArrivalError], NoReturn], deadline: float) -> None:
+    def join_devices(self, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str], deadline: float) -> None:
         """See `Engine`."""
         backend = load(self.device_backend)
         assert isinstance(backend, CuPyBackend)
@@ -154,7 +159,7 @@ class NCCLEngine(Engine):
         communicator = self._connected(unique, cuda, gpus[0], deadline)
         self._backend = backend
         self._link = Link(cuda, self._nccl, communicator, backend, devices[0], gpus[0])
-        backend.arrivals = Arrivals(self._link, lose)
+        backend.arrivals = Arrivals(self._link, lose, told)
 
     def _unique_id(self) -> bytes:
         """Returns the name of the communicator in process 0; zeros in the others, and if NCCL does not start."""
@@ -227,16 +232,19 @@ class Arrivals:
 
     Args:
         link: the connections of the GPU.
-        lose: raises the error that arrays have not arrived.
+        lose, told: see `Engine.join_devices`.
     """
 
-    def __init__(self, link: Link, lose: Callable[[ArrivalError], NoReturn]) -> None:
+    def __init__(self, link: Link, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str]) -> None:
         self._link = link
         self._lose = lose
+        self._told = told
 
     def wait(self) -> None:
         """Waits until what is on its way has arrived. Signals are handled meanwhile, as CUDA's own waits do not."""
-        self._link.wait()
+        while not self._link.wait(_LOOK):
+            if reason := self._told():
+                self._link.give_up(reason)
         self.check()
 
     def check(self) -> None:

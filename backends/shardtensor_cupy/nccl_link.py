@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 from shardtensor.backend import Backend, Device
-from shardtensor.engine import ArrivalError, LateError
+from shardtensor.engine import ArrivalError
 from shardtensor.errors import BackendError
+
+_log = logging.getLogger("shardtensor")
 
 _POLL = 0.05
 """Seconds between two looks at errors of NCCL and the time limit, while something is on its way."""
@@ -21,9 +25,9 @@ _PATIENCE = 1.0
 """Seconds that this process waits for NCCL to abort, and for another thread to leave NCCL before that."""
 
 _ARRIVING = 0.2
-"""Seconds in which what is on its way may still arrive, when it is given up because another process is lost."""
+"""Seconds in which what the GPU has come to may still arrive, after an error of the job."""
 
-_LATE = "arrays that other processes have sent have not arrived"
+LATE = "arrays that other processes have sent have not arrived"
 
 
 class _Flight:
@@ -52,8 +56,8 @@ class Link:
 
     NCCL waits for the other processes on the GPU, without a time limit. One thread follows what is on its way by
     waiting for events, a call of CUDA in which other threads run. Another one watches the time and the errors of NCCL,
-    and makes no call of CUDA, since these wait for each other in the driver; it aborts the communicator, so that the
-    GPU goes on.
+    and makes no call of CUDA, since these wait for each other in the driver. A third one aborts the communicator, which
+    may hang, so that the GPU goes on.
 
     Args:
         cuda, nccl: the modules cupy.cuda and cupy.cuda.nccl.
@@ -63,20 +67,26 @@ class Link:
 
     Attributes:
         failure: why nothing can be sent any more; empty as long as there was no error.
-        is_incomplete: whether arrays were on their way then, which have no defined elements.
+        is_incomplete: whether the communicator was aborted while arrays were on their way: they have no defined
+            elements.
     """
 
     def __init__(self, cuda: Any, nccl: Any, communicator: Any, backend: Backend, device: Device, gpu: int) -> None:
         self._cuda, self._nccl = cuda, nccl
         self._communicator = communicator
+        # Never deallocated: CuPy would disconnect it once more, also where an abort hangs.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
         self._backend, self._device, self._gpu = backend, device, gpu
         self.failure = ""
         self.is_incomplete = False
+        self._is_aborted = False
         self._flights: deque[_Flight] = deque()
         self._lock = threading.Lock()  # fork: no job in children
         self._followed: SimpleQueue[_Flight | None] = SimpleQueue()  # fork: no job in children
         self._watched: SimpleQueue[_Flight | None] = SimpleQueue()  # fork: no job in children
-        for work in (self._follow, self._watch):
+        self._ends: SimpleQueue[tuple[Callable[[], Any], threading.Event]] = SimpleQueue()  # fork: no job in children
+        # All of them start now: Python starts no thread any more when the process ends.
+        for work in (self._follow, self._watch, self._end):
             threading.Thread(target=work, name="shardtensor-nccl", daemon=True).start()
 
     def exchange(
@@ -89,17 +99,21 @@ class Link:
         """
         try:
             with self._lock, self._backend.on(self._device):
+                if self.failure:
+                    raise ArrivalError(self.failure)
                 flight = _Flight(seconds, self._cuda)  # Its events belong to the GPU.
+                self._flights.append(flight)  # Before anything is queued, so that an abort knows of it.
                 self._queue(flight, outgoing, incoming)
-                self._flights.append(flight)
-        except (self._nccl.NcclError, KeyError, BackendError) as error:
-            self._fail(f"NCCL has failed: {named(error)}", True)
+                self._followed.put(flight)
+                self._watched.put(flight)
+        except ArrivalError:
+            raise
+        except (self._nccl.NcclError, KeyError, BackendError, self._cuda.runtime.CUDARuntimeError) as error:
+            self._fail(f"NCCL has failed: {named(error)}")
             raise ArrivalError(self.failure) from error
         except BaseException:  # Raised again: after a signal handler's error, the group has a part of its messages.
-            self._fail("an exchange between GPUs was interrupted", True)
+            self._fail("an exchange between GPUs was interrupted")
             raise
-        self._followed.put(flight)
-        self._watched.put(flight)
 
     def _queue(
         self, flight: _Flight, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]]
@@ -113,54 +127,57 @@ class Link:
                         send(array.data.ptr, array.nbytes, self._nccl.NCCL_UINT8, process, stream.ptr)
         flight.ended.record(stream)
 
-    def wait(self) -> None:
-        """Waits until what is on its way has arrived, or never will."""
-        for flight in tuple(self._flights):
+    def wait(self, seconds: float) -> bool:
+        """Waits until what is on its way has arrived, or never will; returns whether this is so after some seconds."""
+        deadline = time.monotonic() + seconds
+        for flight in self._flights.copy():
             while not (self.is_incomplete or flight.is_over.wait(_POLL)):
-                pass
+                if time.monotonic() > deadline:
+                    return False
+        return True
 
-    def give_up(self) -> None:
-        """Aborts what is on its way, after another process is lost."""
-        for flight in tuple(self._flights):
-            flight.is_over.wait(_ARRIVING)
-        self._fail(f"{_LATE}: another process is lost", False)
-
-    def finish(self, deadline: float) -> None:
-        """Waits until everything has arrived, and ends the threads.
-
-        Raises:
-            ArrivalError, LateError: something has not arrived.
+    def give_up(self, reason: str) -> None:
+        """Refuses further exchanges, after an error of the job. What is on its way may still arrive, soon after the GPU
+        has come to it.
         """
-        for flight in tuple(self._flights):
-            if not flight.is_over.wait(max(deadline - time.monotonic(), 0)):
-                raise LateError(_LATE)
-        self._followed.put(None)
-        self._watched.put(None)
-        if self.failure:
-            raise ArrivalError(self.failure)
+        self.failure = self.failure or reason
 
     def disconnect(self, deadline: float) -> None:
         """Ends the communicator, when everything has arrived in all processes. NCCL may wait for them meanwhile."""
-        self._apart(self._communicator.destroy, max(deadline - time.monotonic(), 0))
+        self._followed.put(None)
+        self._watched.put(None)
+        if not self._apart(self._communicator.destroy, max(deadline - time.monotonic(), 0)):
+            _log.warning("NCCL has not disconnected the GPU in time; the process goes on without waiting for it")
 
-    def _fail(self, reason: str, is_incomplete: bool) -> None:
+    def _fail(self, reason: str) -> None:
         """Aborts the communicator; the first reason is kept."""
         held = self._lock.acquire(timeout=_PATIENCE)  # Another thread that uses the communicator now may hang there.
         try:
-            if self.failure:
+            if self._is_aborted:
                 return
-            self.is_incomplete = is_incomplete or bool(self._flights)
-            self.failure = reason
+            self._is_aborted = True
+            self.is_incomplete = bool(self._flights)
+            self.failure = self.failure or reason
         finally:
             if held:
                 self._lock.release()
         self._apart(self._communicator.abort, _PATIENCE)
 
-    def _apart(self, call: Any, seconds: float) -> None:
-        """Makes a call of NCCL that may hang."""
-        thread = threading.Thread(target=call, name="shardtensor-nccl-end", daemon=True)
-        thread.start()
-        thread.join(seconds)
+    def _apart(self, call: Callable[[], Any], seconds: float) -> bool:
+        """Makes a call of NCCL that may hang, in a thread; returns whether it has returned after some seconds."""
+        returned = threading.Event()
+        self._ends.put((call, returned))
+        return returned.wait(seconds)
+
+    def _end(self) -> None:
+        self._cuda.Device(self._gpu).use()  # NCCL would use memory of GPU 0.
+        while True:
+            call, returned = self._ends.get()
+            try:
+                call()
+            except Exception as error:
+                _log.warning("NCCL has not ended its connections: %s", error)
+            returned.set()
 
     def _follow(self) -> None:
         """Finds out when the GPU comes to the messages, and when they have arrived."""
@@ -170,30 +187,34 @@ class Link:
                 flight.begun.synchronize()
                 flight.since = time.monotonic()
                 flight.ended.synchronize()
-            except self._cuda.runtime.CUDARuntimeError as error:
-                self._fail(f"{_LATE}: the GPU has failed: {error}", True)
-            self._flights.remove(flight)
-            flight.is_over.set()
+            except Exception as error:  # Of CUDA.
+                self._fail(f"{LATE}: the GPU has failed: {error}")
+            finally:
+                self._flights.remove(flight)
+                flight.is_over.set()
 
     def _watch(self) -> None:
         """Aborts the communicator if arrays are late, or NCCL reports an error."""
         while (flight := self._watched.get()) is not None:
-            while not flight.is_over.wait(_POLL):
+            while not (self.is_incomplete or flight.is_over.wait(_POLL)):
                 if reason := self._reason(flight):
-                    self._fail(reason, False)
-                if self.failure:
-                    return
+                    self._fail(reason)
 
     def _reason(self, flight: _Flight) -> str:
         """Returns why arrays that are on their way are given up, if they are."""
-        try:
-            with self._lock:
-                if not self.failure:
+        seconds = min(_ARRIVING, flight.seconds) if self.failure else flight.seconds
+        is_late = flight.since is not None and time.monotonic() > flight.since + seconds
+        if is_late and not flight.is_over.is_set():
+            return self.failure or f"{LATE} within {flight.seconds:.3g} s"
+        if self._lock.acquire(timeout=_POLL):  # Another thread may hang in NCCL.
+            try:
+                if not self._is_aborted:
                     self._communicator.check_async_error()
-        except (self._nccl.NcclError, KeyError) as error:
-            return f"{_LATE}: NCCL: {named(error)}"
-        is_late = flight.since is not None and time.monotonic() > flight.since + flight.seconds
-        return f"{_LATE} within {flight.seconds:.3g} s" if is_late and not flight.is_over.is_set() else ""
+            except (self._nccl.NcclError, KeyError) as error:
+                return f"{LATE}: NCCL: {named(error)}"
+            finally:
+                self._lock.release()
+        return ""
 
 
 @contextlib.contextmanager
@@ -202,8 +223,11 @@ def group(nccl: Any) -> Iterator[None]:
     nccl.groupStart()
     try:
         yield
-    finally:
-        nccl.groupEnd()
+    except BaseException:  # Raised again: a group that is left open would take the messages of later calls.
+        with contextlib.suppress(nccl.NcclError, KeyError):
+            nccl.groupEnd()
+        raise
+    nccl.groupEnd()
 
 
 def named(error: Exception) -> str:

@@ -126,13 +126,17 @@ class Engine(abc.ABC):
             LateError, LostError: see `agree`.
         """
 
-    def join_devices(self, lose: Callable[[ArrivalError], NoReturn], deadline: float) -> None:  # noqa: B027
+    def join_devices(  # noqa: B027
+        self, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str], deadline: float
+    ) -> None:
         """Connects the devices of the processes. It is called once where the engine has a `device_backend`, when each
         process knows its own devices, and before `exchange_arrays`.
 
         Args:
             lose: raises the error of the job for an `ArrivalError`. An engine whose `exchange_arrays` returns before
                 the arrays have arrived has the backend call it where the host reads elements that have not.
+            told: returns what other processes have told by `notify`, or an empty text. A thread that waits for arrays
+                may call it.
             deadline: see above.
 
         Raises:

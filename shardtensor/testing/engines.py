@@ -299,7 +299,7 @@ def main(name: str, *programs: str) -> None:
     kind, start = engine_and_launch(name, None, None, None)
     engine = kind.start(start, LIMIT)
     if kind.device_backend:
-        engine.join_devices(_lose, _later())
+        engine.join_devices(_lose, str, _later())
     for program in programs:
         globals()[f"_{program}"](engine)
     engine.agree(b"end", _later())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -53,14 +54,26 @@ class Communicator(nccl.NcclCommunicator):  # type: ignore[misc]
         super().send(pointer, count - (FAULT == "sends_less" and is_faulty), *rest)
 
     def abort(self) -> None:
+        aborted.set()
         if FAULT == "abort_hangs":
             time.sleep(30)
         super().abort()
 
 
-SILENT = {"sends_nothing", "abort_hangs"}
+class LateEvent(cupy.cuda.Event):  # type: ignore[misc]
+    """An event on a GPU that has other work to do first, of which this process does not know."""
+
+    def synchronize(self) -> None:
+        if FAULT == "lags" and begin and distributed.process_index() == 0:
+            time.sleep(max(begin + 2 * TIMEOUT - time.monotonic(), 0))
+        super().synchronize()
+
+
+SILENT = {"sends_nothing", "abort_hangs", "tells_while_another_reads", "is_not_read", "group_hangs"}
+aborted, begin = threading.Event(), 0.0
 is_faulty = False  # whether this process is the last one, and the fault begins
 nccl.NcclCommunicator = Communicator
+cupy.cuda.Event = LateEvent
 if FAULT == "no_library":
     nccl.available = False
 elif FAULT == "old_library":
@@ -84,8 +97,8 @@ elif FAULT == "group_fails" and is_last:
     nccl.groupEnd = raises(nccl.NcclError(1))
 elif FAULT == "interrupted" and is_last:
     nccl.groupEnd = raises(HandlerError("of the handler"))
-elif FAULT == "stays_away" and is_last:
-    time.sleep(2 * TIMEOUT)
+elif FAULT in ("stays_away", "lags") and is_last:
+    time.sleep((2 if FAULT == "stays_away" else 0) * TIMEOUT)
 is_faulty, begin = is_last, time.monotonic()
 try:
     y = st.reshard(x * 2, whole)
@@ -93,13 +106,33 @@ try:
     if FAULT == "disconnects_before_an_exchange":
         time.sleep(TIMEOUT / 2)
         distributed.sync_global_devices("later")
+    if FAULT == "lags":
+        if is_last:
+            time.sleep(3 * TIMEOUT)
+        distributed.sync_global_devices("later")
+    if FAULT == "group_hangs":
+        end = nccl.groupEnd
+        if not is_last:
+            nccl.groupEnd = lambda: (aborted.wait(), end())
+        st.reshard(x * 5, whole)
+    if FAULT == "tells_while_another_reads" and is_last:
+        time.sleep(TIMEOUT / 4)
+        job = distributed.JOB.agreement
+        assert job
+        job._interrupted(MemoryError("no memory"))
+        raise MemoryError
+    if FAULT == "is_not_read":
+        distributed.shutdown()
     print("read", np.asarray(y).sum())
 except st.DistributedError as error:
-    assert FAULT in {"group_fails", "interrupted", "stays_away"} or queued < TIMEOUT / 2, "the host has waited"
-    assert time.monotonic() - begin < 2 * TIMEOUT + 1.5
+    assert FAULT in {"group_fails", "interrupted", "stays_away", "group_hangs"} or queued < TIMEOUT / 2, (
+        "the host has waited"
+    )
+    assert time.monotonic() - begin < (TIMEOUT if FAULT == "tells_while_another_reads" else 2 * TIMEOUT + 1.5)
     print("refused", error)
-    with contextlib.suppress(st.DistributedError):
+    with contextlib.suppress(st.DistributedError, NameError):
         print("still here", np.asarray(here).sum(), np.asarray(arrived).sum())
+        print("came later", np.asarray(y).sum())
     raise
 if FAULT.startswith("sends"):
     time.sleep(TIMEOUT)  # Else this process would be the first that finds the other one late.

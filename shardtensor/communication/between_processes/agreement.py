@@ -326,7 +326,7 @@ class Agreement:
         """
         with self._exclusive("initialize: devices"):
             try:
-                self.engine.join_devices(self._lose, time.monotonic() + timeout)
+                self.engine.join_devices(self._lose, self._told, time.monotonic() + timeout)
             except (LateError, LostError) as error:
                 told = self.engine.notices()
                 self._in_step = False
@@ -348,10 +348,22 @@ class Agreement:
                 self._lock.release()
         raise DistributedError(f"{reason}; restart all processes") from error
 
+    def _told(self) -> str:
+        """Returns what other processes have told, unless a thread is in an exchange, in which it finds that out."""
+        if self.broken or not self._lock.acquire(blocking=False):
+            return ""
+        try:
+            told = self.engine.notices()
+            return self._lost(told, [], False) if told else ""
+        finally:
+            self._lock.release()
+
     def _not_arrived(self, error: ArrivalError) -> str:
         """Tells the other processes that arrays have not arrived, and returns why: what another process tells within a
         moment, or else the error.
         """
+        if self.broken:
+            return self.broken
         deadline = time.monotonic() + _MOMENT
         while not (told := self.engine.notices()) and time.monotonic() < deadline:
             time.sleep(_MOMENT / 20)
@@ -403,7 +415,7 @@ class Agreement:
                 if self._is_notifier:  # The others learn of it where they wait, and print it before this ends them.
                     self.engine.absent()
                 self.engine.linger(seconds)
-        except (LateError, LostError):
+        except (ArrivalError, LateError, LostError):
             pass  # The others still compute, or have ended: this process does not wait for them.
         self.engine.abort(1)
 
