@@ -223,6 +223,7 @@ ELEMENTS = {
     "packed",
     "take_along_split",
     "unpacked",
+    "updated",
 }
 """Operators whose errors depend on the elements, and internal ones, of which the callers check the operands."""
 
