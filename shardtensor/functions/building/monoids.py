@@ -168,11 +168,14 @@ of a core.
 
 def _sums_in_one_pass(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     """Computes sums of squares of a NumPy array of real numbers in one pass, along its last dimensions: pairwise those
-    of rows of `_ROW` elements. Returns None for other dimensions, dtypes and strides, and if it has no elements.
+    of rows of `_ROW` elements. Returns None for other dimensions and dtypes, and if it has no elements.
     """
     kept = x.ndim - len(axes)
-    if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype.char not in "fd" or not x.flags.c_contiguous:
+    if axes != tuple(range(kept, x.ndim)) or not x.size or x.dtype.char not in "fd":
         return None
+    # The bits must not depend on how elements lie: shards are views of a shared memory, or arrays of their own.
+    if not x.flags.c_contiguous and (len(axes) > 1 or x.strides[-1] != x.itemsize):
+        x = x.copy(order="C")
     lines = x.reshape(*x.shape[:kept], -1)
     end = lines.shape[-1] // _ROW * _ROW
     if lines.shape[-1] <= _ROW:
