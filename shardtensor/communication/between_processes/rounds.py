@@ -172,7 +172,7 @@ def _text(sizes: Mapping[Pair, int], shapes: Mapping[Pair, Sequence[Shape]]) -> 
 
 
 def _quantity(nbytes: int, shapes: Sequence[Shape]) -> str:
-    several = f" in {len(shapes)} arrays ({_digest((), shapes)})" if len(shapes) > 1 else ""
+    several = f" in {counted(len(shapes), 'array')} ({_digest((), shapes)})" if len(shapes) > 1 else ""
     return f"{counted(nbytes, 'byte')}{several}"
 
 
