@@ -45,7 +45,7 @@ class _Flight:
         # Threads that wait for a blocking event use no processor.
         self.begun, self.ended = (cuda.Event(block=True, disable_timing=True) for _ in range(2))
         self.since: float | None = None
-        self.is_over = threading.Event()
+        self.is_over = threading.Event()  # fork: no job in children
 
 
 class Link:
@@ -165,7 +165,7 @@ class Link:
 
     def _apart(self, call: Callable[[], Any], seconds: float) -> bool:
         """Makes a call of NCCL that may hang, in a thread; returns whether it has returned after some seconds."""
-        returned = threading.Event()
+        returned = threading.Event()  # fork: no job in children
         self._ends.put((call, returned))
         return returned.wait(seconds)
 

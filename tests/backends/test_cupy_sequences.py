@@ -88,7 +88,9 @@ def test_quantiles(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
             assert any("quantile_mean" not in name for name in own) == is_own
 
 
-@pytest.mark.parametrize("rows", [1, 12, 3000])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(1, marks=pytest.mark.full), 12, pytest.param(3000, marks=pytest.mark.full)]
+)
 def test_quantiles_of_numbers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantiles of the elements that are not NaN, in lines with any number of them."""
     rng = np.random.default_rng(rows)

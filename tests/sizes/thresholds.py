@@ -134,6 +134,8 @@ OTHERS = {
         interpreters.jit.c.compiler._POLL interpreters.jit.c.kernel_files.MOST_SECONDS
         interpreters.jit.c.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
         checkpoint.saving._POLL checkpoint.saving._PATIENCE
+        communication.between_processes.agreement._MOMENT cupy.nccl_engine._LOOK cupy.nccl_engine._POLL
+        cupy.nccl_link._ARRIVING cupy.nccl_link._PATIENCE cupy.nccl_link._POLL
         communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduling.scheduler._POLL""",
     "texts and pictures": """
         communication.between_processes.agreement._MESSAGE communication.between_processes.difference._LINE communication.between_processes.difference._SIZE
@@ -161,6 +163,7 @@ OTHERS = {
         host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.grouping.fused_in_maps.COMPILED
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
+        cupy.nccl_engine._DIGEST cupy.nccl_engine._ID cupy.nccl_engine._OLDEST
         cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
     "thresholds of files, checkpoints and batches, which their tests have on both sides": """
         checkpoint.pieces.BLOCK checkpoint.pieces._SENT_FROM checkpoint.plans._SUMMED checkpoint.saving._SMALL
@@ -200,6 +203,7 @@ OTHERS = {
         cupy.kernels.line_scans._EACH cupy.kernels.line_scans._ROWS cupy.kernels.line_scans._THREADS
         cupy.kernels.searches._BLOCKS cupy.kernels.searches._COUNTS cupy.kernels.searches._EACH
         cupy.kernels.searches._EDGES cupy.kernels.searches._SAMPLES cupy.kernels.searches._THREADS
+        cupy.kernels.quantile_kernels._THREADS
         cupy.kernels.searches._TOGETHER cupy.kernels.number_sequences._EACH cupy.kernels.number_sequences._THREADS""",
 }
 """All other numbers that are constants of modules, by what they are; `shardtensor.` and `shardtensor_` are left out."""
