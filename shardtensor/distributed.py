@@ -405,19 +405,18 @@ def _agree_on_devices(job: Agreement, limit: float) -> None:
             )
     own = [[device.kind, memory] for device, memory in zip(devices, registry.memories_here(backend), strict=True)]
     kinds = [json.loads(text) for text in job.gather_texts("initialize: kinds of devices", json.dumps(own))]
-    if job.engine.device_backend:
-        _join_devices(job, backend.name, limit)
+    if job.device_engine:
+        _join_devices(job, backend.name, job.device_engine.device_backend, limit)
     registry.join_processes(job.engine.process_index, backend.name, kinds)
 
 
-def _join_devices(job: Agreement, name: str, limit: float) -> None:
+def _join_devices(job: Agreement, name: str, wanted: str, limit: float) -> None:
     """Connects the devices of the processes by the engine, which does so for those of one backend.
 
     Raises:
         ArgumentError: the default backend is another one.
         BackendError: the devices cannot be connected.
     """
-    wanted = job.engine.device_backend
     if name != wanted:
         _leave(job)
         raise ArgumentError(

@@ -6,6 +6,14 @@ engine of a launcher, for engines that build on it.
 """
 
 from shardtensor.communication.between_processes.launchers import default_engine
-from shardtensor.communication.engine_protocol import ArrivalError, Bytes, Engine, LateError, Launch, LostError
+from shardtensor.communication.engine_protocol import (
+    ArrivalError,
+    Bytes,
+    DeviceEngine,
+    Engine,
+    LateError,
+    Launch,
+    LostError,
+)
 
-__all__ = ["ArrivalError", "Bytes", "Engine", "LateError", "Launch", "LostError", "default_engine"]
+__all__ = ["ArrivalError", "Bytes", "DeviceEngine", "Engine", "LateError", "Launch", "LostError", "default_engine"]

@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 from shardtensor.backend import load
-from shardtensor.engine import ArrivalError, Bytes, Engine, LateError, Launch, LostError, default_engine
+from shardtensor.engine import ArrivalError, Bytes, DeviceEngine, Engine, LateError, Launch, LostError, default_engine
 from shardtensor.errors import BackendError
 from shardtensor_cupy import CuPyBackend
 from shardtensor_cupy.discovery import usable_cupy
@@ -39,7 +39,7 @@ _POLL = 0.05
 """Seconds between two looks at whether the GPUs are connected."""
 
 
-class NCCLEngine(Engine):
+class NCCLEngine(DeviceEngine):
     """The engine over NCCL, on top of that of the launcher. Each process uses one GPU.
 
     Args:
@@ -140,7 +140,7 @@ class NCCLEngine(Engine):
     # -- GPUs --------------------------------------------------------------------------------------
 
     def join_devices(self, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str], deadline: float) -> None:
-        """See `Engine`."""
+        """See `DeviceEngine`."""
         backend = load(self.device_backend)
         assert isinstance(backend, CuPyBackend)
         cuda: Any = importlib.import_module("cupy.cuda")
@@ -221,7 +221,7 @@ class NCCLEngine(Engine):
     def exchange_arrays(
         self, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]], deadline: float
     ) -> None:
-        """See `Engine`. The time limit counts from when the GPU has come to the messages."""
+        """See `DeviceEngine`. The time limit counts from when the GPU has come to the messages."""
         self._check()
         if self._link is not None and (outgoing or incoming):
             self._link.exchange(outgoing, incoming, deadline - time.monotonic())
@@ -232,7 +232,7 @@ class Arrivals:
 
     Args:
         link: the connections of the GPU.
-        lose, told: see `Engine.join_devices`.
+        lose, told: see `DeviceEngine.join_devices`.
     """
 
     def __init__(self, link: Link, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str]) -> None:

@@ -170,14 +170,14 @@ class Link:
         return returned.wait(seconds)
 
     def _end(self) -> None:
+        """Aborts the communicator, or disconnects it: one of both, once."""
         self._cuda.Device(self._gpu).use()  # NCCL would use memory of GPU 0.
-        while True:
-            call, returned = self._ends.get()
-            try:
-                call()
-            except Exception as error:
-                _log.warning("NCCL has not ended its connections: %s", error)
-            returned.set()
+        call, returned = self._ends.get()
+        try:
+            call()
+        except Exception as error:
+            _log.warning("NCCL has not ended its connections: %s", error)
+        returned.set()
 
     def _follow(self) -> None:
         """Finds out when the GPU comes to the messages, and when they have arrived."""

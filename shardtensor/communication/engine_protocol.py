@@ -48,8 +48,8 @@ class LostError(ConnectionError):
 
 
 class ArrivalError(ConnectionError):
-    """Arrays that `Engine.exchange_arrays` sends or receives do not arrive, as this process finds out by itself: the
-    other processes do not know of it yet. Only engines raise it.
+    """Arrays that `DeviceEngine.exchange_arrays` sends or receives do not arrive, as this process finds out by itself:
+    the other processes do not know of it yet. Only engines raise it.
     """
 
 
@@ -67,16 +67,12 @@ class Engine(abc.ABC):
         name: the name of the entry point.
         launchers: the launchers whose processes this engine can connect; see
             `shardtensor.communication.between_processes.launchers`.
-        device_backend: the name of the backend whose arrays the engine sends from the devices of a process to those of
-            another, by `exchange_arrays`; by default it is empty, and arrays are copied to host memory and sent from
-            there.
         process_index: the number of this process.
         process_count: the number of processes.
     """
 
     name: ClassVar[str]
     launchers: ClassVar[frozenset[str]] = frozenset()
-    device_backend: ClassVar[str] = ""
     process_index: int
     process_count: int
 
@@ -126,44 +122,6 @@ class Engine(abc.ABC):
             LateError, LostError: see `agree`.
         """
 
-    def join_devices(  # noqa: B027
-        self, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str], deadline: float
-    ) -> None:
-        """Connects the devices of the processes. It is called once where the engine has a `device_backend`, when each
-        process knows its own devices, and before `exchange_arrays`.
-
-        Args:
-            lose: raises the error of the job for an `ArrivalError`. An engine whose `exchange_arrays` returns before
-                the arrays have arrived has the backend call it where the host reads elements that have not.
-            told: returns what other processes have told by `notify`, or an empty text. A thread that waits for arrays
-                may call it.
-            deadline: see above.
-
-        Raises:
-            BackendError: the devices cannot be connected; it is raised in all processes.
-            LateError, LostError: see `agree`.
-        """
-
-    def exchange_arrays(
-        self, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]], deadline: float
-    ) -> None:
-        """Sends arrays to each process in ``outgoing``, and receives arrays from each in ``incoming``, in order.
-
-        The arrays are on devices, in row-major order, and have elements. Both sides know their shapes and dtypes. The
-        engine orders this after the work on the devices so far, and later work on the devices after it, so that it may
-        return before the elements have arrived. If they do not, later calls of the engine raise `ArrivalError`.
-
-        Args:
-            outgoing: the arrays by the number of the process that receives them.
-            incoming: the arrays that receive the elements, by the number of the process that sends.
-            deadline: the time at which the elements must have arrived.
-
-        Raises:
-            ArrivalError: see above.
-            LateError, LostError: see `agree`.
-        """
-        raise NotImplementedError(f"engine {self.name!r} has no device_backend, and sends no arrays of devices")
-
     @abc.abstractmethod
     def absent(self) -> list[int]:
         """Returns the processes that do not answer within a few seconds, after an error of this engine.
@@ -204,3 +162,51 @@ class Engine(abc.ABC):
         By default this is `abort`. An engine whose launcher loses the output of processes that abort overrides it.
         """
         self.abort(status)
+
+
+class DeviceEngine(Engine):
+    """An engine that also sends arrays from the devices of a process to those of another one. Without such an engine,
+    arrays are copied to host memory, and sent from there.
+
+    Attributes:
+        device_backend: the name of the backend of the devices.
+    """
+
+    device_backend: ClassVar[str]
+
+    @abc.abstractmethod
+    def join_devices(self, lose: Callable[[ArrivalError], NoReturn], told: Callable[[], str], deadline: float) -> None:
+        """Connects the devices of the processes. It is called once, when each process knows its own devices, and before
+        `exchange_arrays`.
+
+        Args:
+            lose: raises the error of the job for an `ArrivalError`. An engine whose `exchange_arrays` returns before
+                the arrays have arrived has the backend call it where the host reads elements that have not.
+            told: returns what other processes have told by `notify`, or an empty text. A thread that waits for arrays
+                may call it.
+            deadline: see `Engine`.
+
+        Raises:
+            BackendError: the devices cannot be connected; it is raised in all processes.
+            LateError, LostError: see `Engine.agree`.
+        """
+
+    @abc.abstractmethod
+    def exchange_arrays(
+        self, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]], deadline: float
+    ) -> None:
+        """Sends arrays to each process in ``outgoing``, and receives arrays from each in ``incoming``, in order.
+
+        The arrays are on devices, in row-major order, and have elements. Both sides know their shapes and dtypes. The
+        engine orders this after the work on the devices so far, and later work on the devices after it, so that it may
+        return before the elements have arrived. If they do not, later calls of the engine raise `ArrivalError`.
+
+        Args:
+            outgoing: the arrays by the number of the process that receives them.
+            incoming: the arrays that receive the elements, by the number of the process that sends.
+            deadline: the time at which the elements must have arrived.
+
+        Raises:
+            ArrivalError: see above.
+            LateError, LostError: see `Engine.agree`.
+        """

@@ -14,7 +14,7 @@ import numpy as np
 from shardtensor.backend import HostArray, load
 from shardtensor.communication.between_processes.launchers import engine_and_launch, load_engine
 from shardtensor.communication.between_processes.processes import JOB
-from shardtensor.engine import ArrivalError, Engine, LateError, LostError
+from shardtensor.engine import ArrivalError, DeviceEngine, Engine, LateError, LostError
 from shardtensor.launcher import launch
 
 LIMIT = 60.0
@@ -72,13 +72,13 @@ class EngineTests:
         self.passes("cross", 2)
 
     def test_arrays_of_devices_arrive_unchanged(self) -> None:
-        """`Engine.exchange_arrays`, where the engine has a device_backend."""
-        if load_engine(self.engine).device_backend:
+        """`DeviceEngine.exchange_arrays`, where the engine has it."""
+        if issubclass(load_engine(self.engine), DeviceEngine):
             self.passes("arrays", 3)
 
     def test_arrays_that_do_not_arrive_are_an_error_where_they_are_read(self) -> None:
-        """Deadlines of `Engine.exchange_arrays`, where the engine has a device_backend."""
-        if not load_engine(self.engine).device_backend:
+        """Deadlines of `DeviceEngine.exchange_arrays`, where the engine has it."""
+        if not issubclass(load_engine(self.engine), DeviceEngine):
             return
         lines = self.run("late_arrays", 3)[1]
         assert {"[0] ok", "[2] ok"} <= set(lines), f"engine {self.engine!r}: late_arrays printed {lines}"
@@ -166,7 +166,7 @@ def _cross(engine: Engine) -> None:
     assert (received == other).all()
 
 
-def _arrays(engine: Engine) -> None:
+def _arrays(engine: DeviceEngine) -> None:
     own, count = engine.process_index, engine.process_count
     backend = load(engine.device_backend)
     device = backend.devices()[0]
@@ -189,7 +189,7 @@ def _arrays(engine: Engine) -> None:
                     assert np.array_equal(backend.to_host(array, device), right + right), (k, round)
 
 
-def _late_arrays(engine: Engine) -> None:
+def _late_arrays(engine: DeviceEngine) -> None:
     if engine.process_index == 1:
         time.sleep(SOON + 15)  # The launcher ends it before.
     backend = load(engine.device_backend)
@@ -298,7 +298,7 @@ def main(name: str, *programs: str) -> None:
     JOB.was_requested = True  # The processes are connected here, without st.distributed.initialize.
     kind, start = engine_and_launch(name, None, None, None)
     engine = kind.start(start, LIMIT)
-    if kind.device_backend:
+    if isinstance(engine, DeviceEngine):
         engine.join_devices(_lose, str, _later())
     for program in programs:
         globals()[f"_{program}"](engine)

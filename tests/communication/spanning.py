@@ -161,7 +161,7 @@ def replicas_are_sent_once() -> None:
 
 
 def memory_of_transfers_is_limited() -> None:
-    if JOB.agreement.engine.device_backend:
+    if JOB.agreement.device_engine:
         return  # Arrays are sent from where they lie. The double of NCCL copies them to host memory.
     whole, most = np.arange(1 << 20, dtype=np.float64).reshape(1024, 1024), 1 << 19
     with limited_messages(most):
@@ -214,7 +214,7 @@ def device_arrays_are_sent_from_pinned_memory() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin, "offload", counted)
         moved = st.reshard(x, st.NamedSharding(everything(), st.P(None, "x")))
-        assert bool(sent) != bool(JOB.agreement.engine.device_backend)  # NCCL reads the memory of the GPUs.
+        assert bool(sent) != bool(JOB.agreement.device_engine)  # NCCL reads the memory of the GPUs.
         assert_gathered(moved, ROWS)
     import cupy
 

@@ -69,6 +69,7 @@ UNHANDLED = "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error"
 FAULTS = {
     "none": ["[0] read 90.0", "[1] read 90.0"],
     "busy": ["[0] read 90.0", "[1] read 90.0"],
+    "busy_at_the_end": ["[0] read 90.0", "[1] read 90.0"],
     "unsigned": ["[0] read 90.0", "[1] read 90.0"],
     "connects_late": ["[0] read 90.0", "[1] read 90.0"],
     "sends_nothing": [f"[0] {LATE}", "process 0 failed at", LATE.removeprefix("refused ").removesuffix("; restart all processes")],
@@ -93,7 +94,7 @@ FAULTS = {
 }  # fmt: skip
 """What is printed, by the fault; see `nccl_faults`."""
 
-PASS = {"none", "busy", "unsigned", "connects_late"}
+PASS = {"none", "busy", "busy_at_the_end", "unsigned", "connects_late"}
 """Faults that a program gets over."""
 
 FAST = {"sends_nothing"}  # Before the fault, the program exchanges and reads elements.

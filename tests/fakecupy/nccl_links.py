@@ -17,7 +17,9 @@ from typing import Any
 from .errors import NcclError
 
 ID = 128
-_HEAD = struct.Struct("<H16s")  # in a unique id: the port of rank 0, and a number that nobody guesses
+_HEAD = struct.Struct(
+    "<H16s"
+)  # in a unique id: the port of rank 0, and a random number that identifies the communicator
 _HELLO = struct.Struct("<16sHH")  # of a rank to another one: that number, the rank, and its own port
 _LENGTH = struct.Struct("<Q")
 _REMOTE_ERROR = 6
@@ -94,7 +96,7 @@ class Links:
         inbox.put(None)
 
     def _write(self, peer: int) -> None:
-        with contextlib.suppress(OSError):  # The peer has ended: on GPUs, nobody is told.
+        with contextlib.suppress(OSError):  # The peer has ended; the sender gets no error.
             while (message := self._outboxes[peer].get()) is not None:
                 self._peers[peer].sendall(_LENGTH.pack(len(message)) + message)
 

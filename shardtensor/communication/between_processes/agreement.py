@@ -28,7 +28,14 @@ from shardtensor.communication.between_processes.difference import (
     function_of,
     processes_text,
 )
-from shardtensor.communication.engine_protocol import ArrivalError, Bytes, Engine, LateError, LostError
+from shardtensor.communication.engine_protocol import (
+    ArrivalError,
+    Bytes,
+    DeviceEngine,
+    Engine,
+    LateError,
+    LostError,
+)
 from shardtensor.errors import DistributedError, message_of
 from shardtensor.host.units import counted
 from shardtensor.places import Place, place_of, user_call, user_place
@@ -77,6 +84,7 @@ class Agreement:
         timeout: seconds within which the other processes have to come to each exchange.
 
     Attributes:
+        device_engine: the engine, if it sends arrays between devices.
         broken: why no exchange is possible any more; empty as long as there was no error.
         is_child: whether this process was forked from one of the job, and does not belong to it.
         sent: the bytes that were sent to each other process, without those of broadcasts and headers.
@@ -84,6 +92,7 @@ class Agreement:
 
     def __init__(self, engine: Engine, timeout: float) -> None:
         self.engine = engine
+        self.device_engine = engine if isinstance(engine, DeviceEngine) else None
         self.timeout = timeout
         self.broken = ""
         self.is_child = False
@@ -229,15 +238,16 @@ class Agreement:
     def exchange_arrays(
         self, call: str, outgoing: Mapping[int, Sequence[Any]], incoming: Mapping[int, Sequence[Any]]
     ) -> None:
-        """Sends and receives arrays of devices; see `Engine.exchange_arrays`.
+        """Sends and receives arrays of devices by an engine that does; see `DeviceEngine.exchange_arrays`.
 
         Raises:
             DistributedError: see `gather`. Elements that do not arrive later are an error where the host reads some.
         """
-        for k, arrays in outgoing.items():
-            self.sent[k] += sum([array.nbytes for array in arrays])
+        assert self.device_engine is not None
         with self._in_exchange(call):
-            self._engine_call(functools.partial(self.engine.exchange_arrays, outgoing, incoming))
+            for k, arrays in outgoing.items():
+                self.sent[k] += sum([array.nbytes for array in arrays])
+            self._engine_call(functools.partial(self.device_engine.exchange_arrays, outgoing, incoming))
 
     @contextlib.contextmanager
     def _in_exchange(self, call: str) -> Iterator[None]:
@@ -318,15 +328,16 @@ class Agreement:
         return self._compare(State.RUNNING, record=record)
 
     def join_devices(self, timeout: float) -> None:
-        """Connects the devices of the processes; see `Engine.join_devices`.
+        """Connects the devices of the processes by an engine that does; see `DeviceEngine.join_devices`.
 
         Raises:
             BackendError: they cannot be connected.
             DistributedError: a process has failed, or does not come within so many seconds.
         """
+        assert self.device_engine is not None
         with self._exclusive("initialize: devices"):
             try:
-                self.engine.join_devices(self._lose, self._told, time.monotonic() + timeout)
+                self.device_engine.join_devices(self._lose, self._told, time.monotonic() + timeout)
             except (LateError, LostError) as error:
                 told = self.engine.notices()
                 self._in_step = False

@@ -1,6 +1,6 @@
 """Freight: the arrays that processes send to each other in one exchange.
 
-Where the engine sends arrays between devices (see `Engine.device_backend`), each array is one message. Otherwise those
+Where the engine sends arrays between devices (see `DeviceEngine`), each array is one message. Otherwise those
 of each pair of processes are packed into packets in host memory.
 """
 
@@ -45,7 +45,7 @@ class Freight:
 
         plan = rounds(tuple(self._parcels), MOST)
         call = f"{caller}: {plan.text}"
-        if self._is_between(job.engine.device_backend):
+        if job.device_engine and self._is_between(job.device_engine.device_backend):
             self._send_arrays(job, call)
         else:
             for number in plan.cut:
@@ -62,7 +62,7 @@ class Freight:
 
     def _is_between(self, backend: str) -> bool:
         """Whether all arrays are sent from devices of a backend to devices of it, which all processes know alike."""
-        return bool(backend) and all(a.backend == b.backend == backend for _, a, b in self._messages)
+        return all(a.backend == b.backend == backend for _, a, b in self._messages)
 
     def _send_arrays(self, job: Agreement, call: str) -> None:
         """Sends each array by the engine, from the memory of its device to that of the other one."""
